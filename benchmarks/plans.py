@@ -1,12 +1,12 @@
-"""Results of both plans of docs/benchmarks.md (`benchmarks.learning.confirmation`): tables, endpoints and decisions."""
+"""Results of the plans of benchmarks/README.md (`learning.confirmation`): tables, endpoints and decisions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 
 from . import names
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, per_step
-from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, Part
+from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, THIRD_PLAN, Part
 from .learning.language_model import (
     CUT_SET,
     CUT_SIZE,
@@ -19,7 +19,7 @@ from .learning.language_model import (
     SMALL_ROUNDS_3_PROMPTS,
 )
 from .learning.training import Run
-from .statistics import AS_FAST, FASTER, NO_VALUE, SLOWER, cell, comparison
+from .statistics import AS_FAST, FASTER, NO_VALUE, SLOWER, Interval, cell, comparison, interval
 
 
 MODEL = "SmolLM2-135M-Instruct with LoRA"
@@ -274,6 +274,66 @@ def longer_run_sentences(found: Comparison) -> str:
     return "\n".join(lines)
 
 
+def two_retries_sentences(found: Comparison) -> str:
+    """The endpoints of the third plan on repeated problems and longer answers."""
+    lines = [f"{RECOMMENDED}, {both(found, RECOMMENDED)}."]
+    if RETRIES in found.runs:
+        lines.append(f"{RECOMMENDED}, {both(found, RECOMMENDED, RETRIES)}.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def second_family_sentences(found: Comparison) -> str:
+    """The endpoints of the third plan with the second model family."""
+    return "\n".join(f"- {method}, {against_better_grpo(found, method)}." for method in (RECOMMENDED, RETRIES))
+
+
+def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> Interval:
+    """Difference from the better GRPO of each part, paired by seed, over the seeds of all parts with the method."""
+    gains: list[float] = []
+    for found in parts:
+        values, reference = (found.values(m, measure) for m in (method, better_grpo(found, measure)))
+        gains += [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
+    return interval(gains)
+
+
+def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:
+    """
+    The number of retries that the rule of the third plan recommends: the highest accuracy among those whose lower
+    bound of pass@16 against the better GRPO is above -0.01; `None` if there is none.
+    """
+    gains = {}
+    for retries in (1, 2, 3):
+        diversity = pooled_gain(parts, names.batch_retries(retries), PASS_AT_16)
+        if diversity.mean - diversity.half > -0.01:  # False if one of them is NaN
+            gains[retries] = pooled_gain(parts, names.batch_retries(retries), ACCURACY).mean
+    return max(gains, key=lambda retries: gains[retries], default=None)
+
+
+def third_plan_block(rows: pd.DataFrame) -> str:
+    """Parts of the third plan, and the number of retries by its rule, for each model and for both."""
+    plans = {"SmolLM2": ("confirmation", "number of retries"), "Gemma": ("second model family",)}
+    finished = {
+        model: [found for name in parts if (found := part_comparison(name, rows)) is not None]
+        for model, parts in plans.items()
+    }
+    finished = {model: parts for model, parts in finished.items() if parts}
+    if len(finished) > 1:
+        finished["both models"] = [found for parts in finished.values() for found in parts]
+    table = []
+    for model, parts in finished.items():
+        row = {"Model": model}
+        for retries in (1, 2, 3):
+            gains = [pooled_gain(parts, names.batch_retries(retries), measure) for measure in (ACCURACY, PASS_AT_16)]
+            row[f"{retries} {'retry' if retries == 1 else 'retries'}"] = " and ".join(map(cell, gains))
+        number = retries_by_lower_bound(parts)
+        table.append(row | {"Recommended retries": "none" if number is None else str(number)})
+    caption = (
+        "*Accuracy and pass@16 against the better GRPO of each part, over all seeds of the finished parts with short "
+        "answers, and the number of retries by the rule of the third plan.*"
+    )
+    return f"{plan_block(THIRD_PLAN, rows)}\n\n{as_table(table)}\n\n{caption}"
+
+
 CONCLUSIONS = {
     "confirmation": endpoints,
     "group size": group_size_sentences,
@@ -282,6 +342,9 @@ CONCLUSIONS = {
     "longer answers": longer_answers_sentences,
     "passes over the data": passes_sentences,
     "longer run": longer_run_sentences,
+    "repeated problems": two_retries_sentences,
+    "longer answers, 2 retries": two_retries_sentences,
+    "second model family": second_family_sentences,
 }
 
 

@@ -11,7 +11,7 @@ from recipes.arithmetic.task import build_tokenizer, save
 from recipes.reasoning import task, written_steps
 
 from ..common import markdown
-from ..learning.confirmation import PARTS, SECOND_PLAN, STORED
+from ..learning.confirmation import PARTS, SECOND_PLAN, STORED, THIRD_PLAN
 from ..learning.language_model import LONG_SET, evaluate_base, folder_of, prepare_task, train_and_save
 from ..learning.training import Run, stored_runs
 from .training import peak_memory_gib, random_model
@@ -27,8 +27,10 @@ def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     starts from another base model; then its training seeds, from the last one. Runs that are compared start from the same base
     model, so the seed of a part of which a run is stored is left to the machine of that run.
     """
-    compared = {name: name for name in PARTS} | {"group size": "confirmation"}  # whose GRPO is its reference
-    runs = [(name, planned) for name, part in PARTS.items() for planned in part.runs]
+    compared = {name: name for name in PARTS if name not in THIRD_PLAN} | {
+        "group size": "confirmation"
+    }  # whose GRPO is its reference
+    runs = [(name, planned) for name, part in PARTS.items() if name in compared for planned in part.runs]
     begun = {(compared[name], planned.seed) for name, planned in runs if planned in stored}
     missing = [(name, planned) for name, planned in runs if (compared[name], planned.seed) not in begun]
     second = [row for name in SECOND_PLAN for row in missing if row[0] == name]

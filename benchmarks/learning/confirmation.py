@@ -1,14 +1,16 @@
 """
-The runs of docs/benchmarks.md, "Plan" and "Second plan": fixed methods, learning rates and seeds.
+The runs of the three plans (benchmarks/README.md): fixed methods, learning rates and seeds.
 
 `python -m benchmarks.learning.confirmation` writes one file per run to `outputs/learning/confirmation/`; a restarted command
 continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before the last one of a
 part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results in the repository; stored
 runs are not run again.
 
-With `--methods`, `--task`, `--steps` or `--model`, a part is repeated, whether or not its runs are stored: with some of its methods,
-on other problems, with another length, or with another model. It runs on a GPU if there is one, and a table of the results is printed. For example, the number
-of retries with a larger model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`.
+With `--methods`, `--task`, `--steps`, `--seeds`, `--rate` or `--model`, a part is repeated, whether or not its runs
+are stored: with some of its methods, on other problems, with another length, seeds, learning rate or model. It runs on a
+GPU if there is one, and a table of the results is printed. For example, the number of retries with
+a larger model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`. The part *second model
+family* is trained with `--model FOLDER` only.
 """
 
 import argparse
@@ -61,6 +63,8 @@ class Part(NamedTuple):
             Set of problems.
         eval_every (`int`, *optional*, defaults to `25`):
             Steps between evaluations.
+        model (`str`, *optional*):
+            Name of the model, whose folder is the argument `--model`; by default SmolLM2-135M-Instruct.
     """
 
     methods: list[tuple[str, float]]
@@ -69,6 +73,7 @@ class Part(NamedTuple):
     steps: int
     prompt_set: str = PROMPT_SET
     eval_every: int = 25
+    model: str | None = None
 
     @property
     def runs(self) -> list[Run]:
@@ -140,8 +145,32 @@ PARTS = {  # in this order
         steps=600,
         eval_every=50,
     ),
+    # The third plan; the runs of the second one with the same method and seed count.
+    "repeated problems": Part(
+        [(method, RATE) for method in (names.batch_retries(2), names.GRPO_4, RETRIES, names.BATCH)],
+        seeds=(21, 22, 23, 24, 25),
+        base_seed=2,
+        steps=150,
+        prompt_set=CUT_SET,
+    ),
+    "longer answers, 2 retries": Part(
+        [(method, RATE) for method in (names.batch_retries(2), names.GRPO_4, names.BATCH)],
+        seeds=(21, 22, 23, 24, 25),
+        base_seed=2,
+        steps=40,
+        prompt_set=LONG_SET,
+        eval_every=20,
+    ),
+    "second model family": Part(
+        [(method, RATE) for method in (names.GRPO_4, names.batch_retries(2), names.GRPO_8, RETRIES)],
+        seeds=(41, 42, 43, 44, 45),
+        base_seed=4,
+        steps=150,
+        model="Gemma 3 270M",
+    ),
 }
 SECOND_PLAN = ("number of retries", "longer answers", "passes over the data", "longer run")
+THIRD_PLAN = ("repeated problems", "longer answers, 2 retries", "second model family")
 
 
 def table(part: Part, runs_dir: Path) -> str:
@@ -167,11 +196,18 @@ def main() -> None:
         "--task", choices=[*SETS, CUT_SET, LONG_SET], help="Set of problems, instead of those of the plan."
     )
     parser.add_argument("--steps", type=int, help="Steps of a run, instead of those of the plan.")
+    parser.add_argument("--seeds", nargs="+", type=int, help="Training seeds, instead of those of the plan.")
+    parser.add_argument("--rate", type=float, help="Learning rate of all methods, instead of those of the plan.")
     parser.add_argument("--model", help="Name on the hub or local folder, instead of SmolLM2-135M-Instruct.")
+    parser.add_argument("--start_steps", type=int, help="Supervised steps of the base model, instead of the recipe's.")
     parser.add_argument("--workers", type=int, default=1, help="Runs at a time, which share the GPU.")
     parser.add_argument("--micro_batch", type=int, default=MICRO_BATCH, help="Rows of a forward pass while training.")
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="By default all, in their order."
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=[name for name, part in PARTS.items() if part.model is None],
+        help="By default all of SmolLM2-135M-Instruct, in their order.",
     )
     parser.add_argument(
         "--store", action="store_true", help="Do not train; add the finished runs to the stored results."
@@ -183,16 +219,25 @@ def main() -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     for part in (PARTS[name] for name in args.parts):
-        is_planned = not (args.methods or args.task or args.steps or args.model)
-        methods = [(method, rate) for method, rate in part.methods if method in (args.methods or [method])]
-        part = part._replace(methods=methods, prompt_set=args.task or part.prompt_set, steps=args.steps or part.steps)
+        if part.model is not None and args.model is None:
+            parser.error(f"--model: this part needs the folder of {part.model} (benchmarks/README.md).")
+        is_planned = not (args.methods or args.task or args.steps or args.seeds or args.rate)
+        is_planned = is_planned and (args.model is None) == (part.model is None)
+        methods = [(method, args.rate or rate) for method, rate in part.methods]
+        methods = [method for method in methods if method[0] in (args.methods or method)]
+        part = part._replace(
+            methods=methods,
+            prompt_set=args.task or part.prompt_set,
+            steps=args.steps or part.steps,
+            seeds=args.seeds or part.seeds,
+        )
         missing = [run for run in part.runs if not is_planned or run not in stored_runs(STORED)]
         if not missing:
             continue
         model = slug(Path(args.model).name) if args.model else "smollm2-135m-instruct"
         task_dir = args.tasks_dir / (f"{part.task_folder}-{model}" if args.model else part.task_folder)
         runs_dir = args.output_dir if is_planned else args.output_dir.with_name(f"{args.output_dir.name}-{model}")
-        prepare_task(part.prompt_set, task_dir, part.base_seed, args.model)
+        prepare_task(part.prompt_set, task_dir, part.base_seed, args.model, args.start_steps)
         work = functools.partial(
             train_and_save,
             runs_dir=runs_dir,

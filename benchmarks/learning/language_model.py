@@ -9,14 +9,11 @@ The evaluation is exact: an answer is a single string, so one forward pass gives
 pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by sampling
 (`long_answers.py`).
 
-`python -m benchmarks.learning.language_model` writes one file per run to `outputs/learning/language_model/`; a restarted command
-continues with the runs that are missing. `--store` adds the runs to the results in the repository.
+`benchmarks.learning.confirmation` trains them. The runs before the plans are stored as `language_model` and
+`language_rates`.
 """
 
-import argparse
-import functools
 import json
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -25,19 +22,17 @@ from datasets import Dataset, load_dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ada_trl import AdaGRPOTrainer
 from ada_trl.commands.run_setup import make_lm_head_inputs_contiguous
 from ada_trl.utils.files import atomic_write
 from recipes.reasoning import task as reasoning
 from recipes.reasoning import written_steps
-from recipes.reasoning.task import MAX_ANSWER_TOKENS, SETS, pass_rates, solved
+from recipes.reasoning.task import MAX_ANSWER_TOKENS, pass_rates, solved
 
 from .. import names
 from ..common import BALANCE, DEFAULT, POS
-from . import long_answers, pass_at_k
-from .prompt_sets import by_family
-from .prompt_sets import pass_at_k as pass_at_k_of_rates
-from .training import Run, Task, run_missing, store, train_once
+from . import long_answers
+from .prompt_sets import by_family, pass_at_k
+from .training import Run, Task, train_once
 
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
@@ -90,8 +85,7 @@ PAPER = {
     f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
 }
 LONGER_RUN = {method + LONGER_SUFFIX: options for method, options in EQUAL_TOKENS.items()}
-EXPLORATION = {method: options for method, (options, _) in pass_at_k.METHODS.items()}
-METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN | EXPLORATION
+METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN
 PROMPTS_PER_STEP = dict.fromkeys(PAPER, PAPER_PROMPTS) | {
     **{names.GRPO_4: 16, names.GRPO_8: 8, names.BATCH_2: 32, names.BATCH_4: 16, EST_EMA: 16},
     **dict.fromkeys((HYBRID_3_PROMPTS, SMALL_ROUNDS_3_PROMPTS), 3),  # about 64 rollouts on average
@@ -128,7 +122,7 @@ def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: D
         "accuracy": float(rates.mean()),
         "by_family": by_family(rates, families),
         "frac_zero_variance": by_family(frac_zero_variance, families) | {"all": float(frac_zero_variance.mean())},
-        **{f"pass@{k}": float(pass_at_k_of_rates(rates, k)) for k in PASS_AT},
+        **{f"pass@{k}": float(pass_at_k(rates, k)) for k in PASS_AT},
     }
 
 
@@ -153,12 +147,15 @@ def task(prompt_set: str) -> Task:
     )
 
 
-def prepare_task(prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None) -> dict:
+def prepare_task(
+    prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None, start_steps: int | None = None
+) -> dict:
     """
     Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a name on the
-    hub or a local folder; by default SmolLM2-135M-Instruct.
+    hub or a local folder; by default SmolLM2-135M-Instruct. `start_steps`: supervised steps, by default the recipe's.
     """
-    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed)
+    steps = {} if start_steps is None else {"steps": start_steps}
+    (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed, **steps)
     return evaluate_base(prompt_set, task_dir)
 
 
@@ -187,55 +184,7 @@ def train_and_save(
     micro_batch = min(rows, micro_batch, LONG_MICRO_BATCH if run.prompt_set == LONG_SET else rows)
     options |= {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": rows // micro_batch}
     start = evaluate_base(run.prompt_set, task_dir)
-    trainer = AdaGRPOTrainer
-    if run.method in EXPLORATION:
-        trainer = functools.partial(pass_at_k.PassAtKTrainer, **pass_at_k.METHODS[run.method][1])
-    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start, trainer)
+    record = train_once(run, options, prompts, task_dir, steps, eval_every, task(run.prompt_set), start)
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[names.GRPO_4, names.GRPO_8, names.BATCH])
-    parser.add_argument("--sets", nargs="+", choices=[*SETS, CUT_SET, LONG_SET], default=list(SETS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--rate", type=float, default=RATE)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--eval_every", type=int, default=25, help="Steps between evaluations.")
-    parser.add_argument("--workers", type=int, default=1, help="Processes; one core each.")
-    parser.add_argument(
-        "--task_dir",
-        type=Path,
-        help=f"Base model and data: outputs/reasoning, or outputs/written-steps for the set {LONG_SET}.",
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/learning/language_model"))
-    parser.add_argument(
-        "--store",
-        nargs="?",
-        const="language_model",
-        choices=("language_model", RATES),
-        help=f"Do not train; add the finished runs to the stored results, or to those of the comparison of rates ({RATES}).",
-    )
-    args = parser.parse_args()
-    if args.store:
-        store(args.store, args.output_dir)
-        return
-
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    if LONG_SET in args.sets and len(args.sets) > 1:
-        parser.error(f"{LONG_SET} has another base model than {', '.join(SETS)}; run it alone, as --sets {LONG_SET}.")
-    is_long = LONG_SET in args.sets
-    task_dir = args.task_dir or Path("outputs/written-steps" if is_long else "outputs/reasoning")
-    for name in args.sets:
-        prepare_task(name, task_dir)
-    work = functools.partial(
-        train_and_save, runs_dir=args.output_dir, task_dir=task_dir, steps=args.steps, eval_every=args.eval_every
-    )
-    runs = [Run(method, name, seed, args.rate) for seed in args.seeds for name in args.sets for method in args.methods]
-    run_missing(runs, args.output_dir, work, args.workers)
-
-
-if __name__ == "__main__":
-    main()

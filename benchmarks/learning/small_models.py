@@ -5,6 +5,7 @@ Learning benchmarks with small models on integer addition (easy, hard and large 
 - `equal_tokens`: every method samples about 128 rollouts per step (64 on sorting), so methods with fewer rollouts per prompt see more
   prompts.
 - `one_rollout`: the same for the batch baseline with one rollout per prompt, from another base model.
+- `graded_rewards`: the same for graded rewards (benchmarks/README.md).
 - `one_step_ahead`: GRPO with and without `max_staleness=1`, on a vLLM server.
 
 The learning rates of `equal_tokens` were tuned for each method and set on two seeds that are not stored; those of the batch baseline
@@ -18,9 +19,11 @@ import argparse
 import functools
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ada_trl import AdaGRPOTrainer
 from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
@@ -28,7 +31,7 @@ from recipes.sorting.task import prepare as prepare_sorting
 
 from .. import names
 from ..common import BALANCE, POS
-from . import prompt_sets
+from . import graded_rewards, prompt_sets
 from .sorting import SORTING, SORTING_GRADED
 from .training import Run, Task, run_missing, store, stored_runs, train_once
 
@@ -49,6 +52,7 @@ SETS = {
     "large": ADDITION,
     "sorting": SORTING,
     "sorting-graded": SORTING_GRADED,
+    **graded_rewards.TASKS,
 }
 AHEAD = f"{names.GRPO_4}, one step ahead"
 SERVER = {"use_vllm": True, "vllm_mode": "server", "vllm_weight_sync": "disk"}
@@ -68,12 +72,15 @@ class Method(NamedTuple):
             Learning rate by set, of the sets that the method is run on.
         prompts_on (`dict[str, int]`):
             Prompts of a step on the sets that differ.
+        advantage_func (`Callable`, *optional*):
+            Argument of the trainer.
     """
 
     options: dict
     prompts: int
     rates: dict[str, float]
     prompts_on: dict[str, int] = {}
+    advantage_func: Callable | None = None
 
 
 def _grpo(n: int, **options) -> dict:
@@ -99,6 +106,8 @@ def _equal_steps(options: dict) -> Method:
 
 GRPO_RATES = {"easy": 2e-4, "hard": 2e-4, "large": 2e-4, "sorting": 1e-4}
 BATCH_RATES = {"easy": 2e-4, "hard": 2e-4, "large": 4e-4, "sorting": 2e-4, "sorting-graded": 2e-4}
+GRADED_RATES = dict.fromkeys((*graded_rewards.TASKS, "sorting-graded"), 2e-4)
+WITH_SUCCESS = {name: rate for name, rate in GRADED_RATES.items() if not name.endswith(graded_rewards.WITHOUT_SUCCESS)}
 EXPERIMENTS = {  # methods in the order of the tables
     "equal_steps": {
         names.GRPO_4: _equal_steps(_grpo(4)),
@@ -125,6 +134,13 @@ EXPERIMENTS = {  # methods in the order of the tables
         names.GRPO_4: Method(_grpo(4), 32, GRPO_RATES | {"sorting-graded": 2e-4}),
         names.BATCH: Method({"baseline": "batch"}, 128, BATCH_RATES),
         names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, {"sorting-graded": 2e-4}),
+    },
+    "graded_rewards": {
+        names.GRPO_4: Method(_grpo(4), 32, GRADED_RATES),
+        names.BATCH: Method({"baseline": "batch"}, 128, GRADED_RATES),
+        names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, GRADED_RATES),
+        names.WIN_RATES: Method({"baseline": "batch"}, 128, GRADED_RATES, advantage_func=graded_rewards.win_rates),
+        names.batch_retries(2): Method({"baseline": "batch", "retries": 2}, 128, WITH_SUCCESS),
     },
     "one_step_ahead": {
         names.GRPO_4: Method(_grpo(4) | SERVER, 32, {name: GRPO_RATES[name] for name in ("easy", "hard", "large")}),
@@ -159,7 +175,17 @@ def train_and_save(
     method, task = EXPERIMENTS[experiment][run.method], SETS[run.prompt_set]
     options = method.options | ({"vllm_server_base_url": server} if server else {})
     prompts = method.prompts_on.get(run.prompt_set, method.prompts) * task.rollouts_per_step // ROLLOUTS_PER_STEP
-    record = train_once(run, options, prompts, task_dirs[run.prompt_set], steps or task.steps, eval_every, task)
+    trainer, functions = AdaGRPOTrainer, task.reward if isinstance(task.reward, list) else [task.reward]
+    if method.advantage_func is not None:
+        trainer = functools.partial(AdaGRPOTrainer, advantage_func=method.advantage_func)
+    rewards: dict[str, list] = {}
+    if experiment == "graded_rewards":
+        rewards = {function.__name__: [] for function in functions}
+        reward = [graded_rewards.recorded(function, rewards[function.__name__]) for function in functions]
+        task = task._replace(reward=reward)
+    directory, steps = task_dirs[run.prompt_set], steps or task.steps
+    record = train_once(run, options, prompts, directory, steps, eval_every, task, trainer_class=trainer)
+    record["rewards"] = rewards
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))
     return run
@@ -175,6 +201,8 @@ def prepare_sets(sets: list[str], task_dir: Path, sorting_dir: Path) -> None:
     data = task_dir / "learning"
     if not (data / "hard_train.jsonl").exists():  # written last
         prompt_sets.build(task_dir / "base", data)
+    if any(name.endswith("functions") for name in sets):
+        graded_rewards.prepare_base_with_sign(task_dir)
     if "large" in sets and not (data / "large_train.jsonl").exists():
         prompt_sets.build_large(task_dir / "base", data)
 
@@ -205,6 +233,8 @@ def main() -> None:
     runs_dir = args.output_dir or Path("outputs/learning") / args.experiment
     if args.store:
         store(args.experiment, runs_dir)
+        if args.experiment == "graded_rewards":
+            graded_rewards.store_first_steps(runs_dir)
         return
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

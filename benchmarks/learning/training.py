@@ -5,9 +5,11 @@ Training and evaluation of one run of a learning benchmark, and the table of its
 runs' evaluations to the results in the repository.
 """
 
+import importlib.metadata
 import json
 import logging
 import multiprocessing
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from transformers import PrinterCallback, TrainerCallback
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS
 
-from ..common import QUIET, load_rows, save_rows
+from ..common import QUIET, ROOT, load_rows, save_rows
 
 
 logger = logging.getLogger(__name__)
@@ -157,7 +159,15 @@ def train_once(
         rows.append({"step": i + 1} | step_row(row, seconds, prompts_per_step))
     evaluations = [row | {"step": row["step"] // iterations} for row in recorder.evaluations]
     device = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else "CPU"
-    return run._asdict() | {"device": device, "options": options, "steps": rows, "evaluations": evaluations}
+    return run._asdict() | provenance(device) | {"options": options, "steps": rows, "evaluations": evaluations}
+
+
+def provenance(device: str) -> dict:
+    """Device ("CPU" or the GPU's name), commit of the repository (empty outside of one), and versions of packages."""
+    commit = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    described = subprocess.run(commit, capture_output=True, text=True)
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "trl"))
+    return {"device": device, "commit": described.stdout.strip(), "versions": ", ".join(versions)}
 
 
 def run_missing(runs: list[Run], output_dir: Path, work, workers: int = 1) -> int:
@@ -179,6 +189,7 @@ def run_missing(runs: list[Run], output_dir: Path, work, workers: int = 1) -> in
 
 SUMS = ("generated_tokens", "trained_tokens", "rollouts", "cpu_seconds")
 MEANS = ("frac_zero_advantage_groups", "entropy")
+PROVENANCE = ("device", "commit", "versions")
 
 
 def evaluation_rows(record: dict) -> list[dict]:
@@ -188,7 +199,8 @@ def evaluation_rows(record: dict) -> list[dict]:
     """
     rows = []
     for evaluation in record["evaluations"]:
-        run = {name: record[name] for name in (*Run._fields, "device")} | {"step": evaluation["step"]}
+        run = {name: record[name] for name in Run._fields} | {name: record.get(name) for name in PROVENANCE}
+        run["step"] = evaluation["step"]
         steps = record["steps"][: evaluation["step"]]
         sums = {name: sum(step[name] for step in steps) for name in SUMS}
         means = {}

@@ -20,7 +20,7 @@ from benchmarks.comparisons import (
 from benchmarks.learning import confirmation, language_model, small_models
 from benchmarks.learning.confirmation import PARTS
 from benchmarks.learning.training import Run
-from benchmarks.statistics import AS_FAST, BETTER, FASTER, NO_VALUE, SAME, SLOWER, WORSE
+from benchmarks.statistics import AS_FAST, BETTER, FASTER, NO_VALUE, SAME, SLOWER, WORSE, interval
 
 
 def run_rows(run: Run, accuracy: float, pass_at_16: float = 0.5, steps=(0, 1, 2)) -> list[dict]:
@@ -295,12 +295,71 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
 
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
-    assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN
-    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9, 15, 8]
-    runs = [run for part in PARTS.values() for run in part.runs]
-    assert {run.method for run in runs} <= set(language_model.METHODS) and len(set(runs)) == len(runs)
+    assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN + confirmation.THIRD_PLAN
+    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9, 15, 8, 20, 15, 20]
+    runs = {name: part.runs for name, part in PARTS.items()}
+    first, second, third = (
+        [run for name in plan for run in runs[name]]
+        for plan in (FIRST_PLAN, confirmation.SECOND_PLAN, confirmation.THIRD_PLAN)
+    )
+    assert {run.method for run in first + second + third} <= set(language_model.METHODS)
+    assert len(set(first + second)) == len(first + second)
+    new = [[run for run in runs[name] if run not in second] for name in confirmation.THIRD_PLAN]
+    assert [len(own) for own in new] == [11, 9, 20] and new[0][0].seed == new[1][0].seed == 21
+    assert new[0][0].method == new[1][0].method == names.batch_retries(2)
     small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
     assert [small_rounds[name] for name in ("samples_per_round", "min_positives", "min_negatives")] == [4, 1, 1]
+
+
+# The third plan
+
+
+def retried(part: str, gains: dict[int, tuple[float, float]], noise: float = 0.0) -> list[dict]:
+    """Runs of a part with gains in accuracy and pass@16 by number of retries; the latter has ± noise between seeds."""
+    rows = planned(part, {(names.batch_retries(n), RATE): gain for n, gain in gains.items()}, noise=0)
+    varies = [names.batch_retries(n) for n in gains]
+    return [
+        row | {"pass@16": row["pass@16"] + noise * (-1) ** row["seed"] * (row["method"] in varies)} for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gains", "noise", "number"),
+    [
+        ({1: (0.03, -0.02), 2: (0.02, 0.0), 3: (0.01, 0.03)}, 0.0, 2),  # the first one's pass@16 is too low
+        ({1: (0.03, -0.005), 2: (0.02, 0.0), 3: (0.01, 0.03)}, 0.0, 1),  # lower, but by less than 0.01
+        ({1: (0.03, -0.005), 2: (0.02, 0.0), 3: (0.01, 0.03)}, 0.01, 3),  # the lower bounds of two are below -0.01
+        ({1: (0.03, -0.02), 2: (0.02, -0.02), 3: (0.01, -0.02)}, 0.0, None),
+    ],
+)
+def test_number_of_retries_by_the_lower_bound_of_pass_at_16(gains, noise, number):
+    rows = pd.DataFrame(retried("number of retries", gains, noise))
+    found = plans.stored_part("number of retries", rows)
+    assert plans.retries_by_lower_bound([found]) == number
+    (line,) = (line for line in plans.third_plan_block(rows).splitlines() if line.startswith("| SmolLM2 |"))
+    assert line.endswith(f"| {'none' if number is None else number} |")
+
+
+def test_the_number_of_retries_is_that_of_all_seeds():
+    """The second model has opposite gains, and the models disagree; nothing of it is used before its last run."""
+    rows = retried("number of retries", {2: (0.03, 0.0)}) + retried(
+        "second model family", {2: (-0.03, 0.0), 3: (0.01, 0.0)}
+    )
+    lines = plans.third_plan_block(pd.DataFrame(rows)).splitlines()
+    numbers = {line.split(" | ")[0]: line.split(" | ")[-1] for line in lines if line.startswith("| ")}
+    assert numbers["| SmolLM2"] == "2 |" and numbers["| Gemma"] == "3 |" and numbers["| both models"] == "3 |"
+    parts = [plans.stored_part(name, pd.DataFrame(rows)) for name in ("number of retries", "second model family")]
+    pooled = plans.pooled_gain(parts, names.batch_retries(2), ACCURACY)
+    assert pooled == pytest.approx(interval([0.03] * 5 + [-0.03] * 5), abs=1e-12)
+    unfinished = plans.third_plan_block(pd.DataFrame(rows[:-2]))
+    assert "*second model family*: not finished: 19 of 20 runs." in unfinished and "| Gemma" not in unfinished
+
+
+def test_runs_of_the_second_plan_count_in_the_third():
+    rows = planned("passes over the data", {}) + retried("repeated problems", {2: (0.05, 0.0), 3: (0.02, 0.0)})
+    text = plans.plan_block(["repeated problems"], pd.DataFrame(rows).drop_duplicates())
+    grpo, three = (line for line in text.splitlines() if line.startswith("- "))
+    assert f"{BETTER} {names.GRPO_4} (+0.05" in grpo and f"{BETTER} {RETRIES} (+0.030" in three
 
 
 # Documents

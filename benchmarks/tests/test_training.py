@@ -68,7 +68,8 @@ def test_record_of_a_run(method, task_dir, tmp_path, monkeypatch):
     small_models.train_and_save(run, "equal_steps", tmp_path, {"hard": task_dir}, steps=3, eval_every=2)
     record = json.loads((tmp_path / run.file_name).read_text())
     assert (record["method"], record["prompt_set"], record["seed"], record["rate"]) == run
-    assert record["options"]["learning_rate"] == 1e-3
+    assert record["options"]["learning_rate"] == 1e-3 and record["device"] == "CPU"
+    assert f"torch {torch.__version__}" in record["versions"] and "trl " in record["versions"]
     assert [row["step"] for row in record["steps"]] == [1, 2, 3]
     assert [row["step"] for row in record["evaluations"]] == [0, 2, 3]
     rollouts = {names.GRPO_8: 32, EST_VALUE: 16}.get(method)
@@ -86,10 +87,11 @@ def test_rows_of_a_record_sum_costs_and_average_metrics_until_each_evaluation():
     step = {"generated_tokens": 40, "trained_tokens": 30, "rollouts": 10, "cpu_seconds": 1.5, "entropy": 0.5}
     steps = [step | {"frac_zero_advantage_groups": share} for share in (1.0, 0.5)]
     evaluation = {"accuracy": 0.1, "by_family": {"clock": 0.2}, "frac_zero_variance": {"all": 0.6, "clock": 0.7}}
-    record = small_models.Run("m", "mixture", 1, 3e-4)._asdict() | {"device": "CPU"}
+    record = small_models.Run("m", "mixture", 1, 3e-4)._asdict() | {"device": "CPU", "commit": "0a1b"}
     record |= {"steps": steps, "evaluations": [{"step": 0} | evaluation, {"step": 2, "pass@16": 0.3} | evaluation]}
     start, _, end, family = training.evaluation_rows(record)
     assert (start["family"], start["generated_tokens"], start["entropy"]) == ("all", 0, None)
+    assert (end["device"], end["commit"], end["versions"]) == ("CPU", "0a1b", None)  # older runs have no versions
     assert (end["generated_tokens"], end["trained_tokens"], end["cpu_seconds"]) == (80, 60, 3.0)
     assert (end["frac_zero_advantage_groups"], end["pass@16"], end["frac_zero_variance"]) == (0.75, 0.3, 0.6)
     assert (family["family"], family["accuracy"], family["frac_zero_variance"]) == ("clock", 0.2, 0.7)
