@@ -221,7 +221,10 @@ class AdaGRPOTrainer(GRPOTrainer):
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         )
-        with engine, trl_private.override_attributes(args, _is_used_by_ada_trainer=True):
+        replaced: dict[str, Any] = {"_is_used_by_ada_trainer": True}
+        if args.scale_rewards == "rank":  # which TRL does not know, whose advantages are replaced
+            replaced["scale_rewards"] = "none"
+        with engine, trl_private.override_attributes(args, **replaced):
             super().__init__(
                 model,
                 reward_funcs,
@@ -347,7 +350,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.args.baseline == "batch":
-            return batch_advantages(rollouts, scale=scale)
+            return batch_advantages(rollouts, scale="rank" if self.args.scale_rewards == "rank" else "none")
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.args.prompt_weighting, scale=scale)

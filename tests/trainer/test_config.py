@@ -99,7 +99,14 @@ INVALID = [
         BATCH | {"multi_objective_aggregation": "normalize_then_sum"},
         r"\('normalize_then_sum'\) requires baseline='pool'",
     ),
-    (BATCH | {"scale_rewards": "group"}, r"scale_rewards \('group'\) .*requires baseline='pool'.*'none' .*or 'batch'"),
+    *(
+        (
+            BATCH | {"scale_rewards": scale},
+            rf"scale_rewards \('{scale}'\) .*requires baseline='pool'.*'none' .*or 'rank'",
+        )
+        for scale in ("group", "batch")
+    ),
+    ({"scale_rewards": "rank"}, r"scale_rewards \('rank'\) requires baseline='batch'.*or use scale_rewards='none'"),
     (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) requires baseline='pool'"),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # selection of prompts
