@@ -1,5 +1,5 @@
-# make demo       install, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
-# make test       install, run the tests that are quick, on two cores (everything but the vLLM server)
+# make demo       install what it needs, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
+# make test       install the rest, run the tests that are quick, on two cores (everything but the vLLM server)
 # make test-all   the slow ones too: every recipe and notebook, sharded models, more processes
 # make analyses   compute the figures and tables of docs/reproducing_the_paper.md again
 # make notebooks  execute all notebooks and store their outputs
@@ -28,10 +28,14 @@ FIND_INDEX = index=; if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /de
 	fi; fi
 
 # pip installs torch, so that a pip configured for CPU wheels is honoured; uv installs the rest, which pip is slow at.
-.venv/installed: setup.cfg pyproject.toml constraints.txt
+.venv/demo: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	@$(FIND_INDEX); set -x; \
 		$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $$index uv "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[plots]'
+	touch $@
+
+.venv/installed: .venv/demo
 	$(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt --editable '.[dev,integrations,notebooks]'
 	touch $@
 
@@ -50,7 +54,7 @@ FIND_INDEX = index=; if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /de
 	$(VLLM_BIN)/uv pip uninstall --quiet --python $(VLLM_BIN)/python torchvision torchaudio torchcodec triton
 	touch $@
 
-demo: .venv/installed
+demo: .venv/demo
 	$(ENVIRONMENT) $(BIN)/python -W ignore::FutureWarning -m recipes.arithmetic.demo
 
 test: .venv/installed

@@ -107,12 +107,12 @@ def ratio_of_repeats(measured: Sequence[float], relative_to: Sequence[float]) ->
 def fill(name: str, text: str, path: Path | None = None) -> None:
     """Replace the text between the document's markers `<!-- name -->` and `<!-- end -->`."""
     path = DOCUMENT if path is None else path
-    document = path.read_text()
+    document = path.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     filled, times = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", document)
     if times != 1:
         raise ValueError(f"{path} has {times} places marked {name!r}; expected one <!-- {name} --> … <!-- end -->.")
-    path.write_text(filled)
+    path.write_text(filled, encoding="utf-8")
 
 
 def save_figure(figure, name: str) -> None:

@@ -44,7 +44,7 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
             f"{str(run)!r} has no trainer_state.json, and no checkpoint with one. Give the output directory of a run that has "
             "saved checkpoints, or call trainer.save_state() at the end of training."
         )
-    return json.loads(path.read_text())["log_history"]
+    return json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
 
 # Curves

@@ -256,7 +256,7 @@ def ahead_table() -> str:
 def gpu_results(stage: str) -> dict:
     """Stored results of a stage with vLLM on a GPU: `environment` and `units`; without units if it has not been run."""
     path = RESULTS / "gpu" / f"{stage}.json"
-    return json.loads(path.read_text()) if path.exists() else {"units": {}}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"units": {}}
 
 
 def gpu_block() -> str:

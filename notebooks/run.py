@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("notebooks", type=Path, nargs="*", default=sorted(FOLDER.glob("*.ipynb")))
     for path in parser.parse_args().notebooks:
         notebook = execute(path, timeout=None)
-        if not (os.environ.get(DRY_RUN) == "1" and DRY_RUN in path.read_text()):
+        if not (os.environ.get(DRY_RUN) == "1" and DRY_RUN in path.read_text(encoding="utf-8")):
             nbformat.write(notebook, path)
 
 

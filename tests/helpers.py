@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 import trl
@@ -25,6 +26,7 @@ from transformers import (
 )
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.trainer.step import log_step
 from recipes.arithmetic.task import build_tokenizer as tiny_tokenizer
 
 
@@ -212,14 +214,15 @@ class Recorder(AdaGRPOTrainer):
         super().__init__(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
+        def record(trainer, plan, batch, output):
+            self.rollouts.append(batch.rollouts)
+            log_step(trainer, plan, batch, output)
+
+        with mock.patch("ada_trl.trainer.ada_grpo_trainer.log_step", record):
+            output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             self.batches.append(output)
         return output
-
-    def _log_step(self, batch, *args):
-        self.rollouts.append(batch.rollouts)
-        super()._log_step(batch, *args)
 
 
 def expand_mode(options: dict) -> dict:

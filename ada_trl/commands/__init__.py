@@ -7,6 +7,7 @@ import warnings
 from importlib import import_module
 
 from .. import __version__
+from ..utils.console import replace_unknown_characters
 from .errors import run
 
 
@@ -28,6 +29,7 @@ example:
 
 def main(args: list[str] | None = None) -> None:
     """Run `ada-trl COMMAND …`."""
+    replace_unknown_characters()
     args = sys.argv[1:] if args is None else args
     parser = argparse.ArgumentParser(
         "ada-trl",
@@ -43,6 +45,7 @@ def main(args: list[str] | None = None) -> None:
 
 def start(command: str, args: list[str] | None = None) -> None:
     """Run a command with the error handling of [`~errors.run`]."""
+    replace_unknown_characters()  # also with `python -m`
     # Of libraries, about settings that a user of the command cannot change.
     warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated")
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())

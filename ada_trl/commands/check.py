@@ -18,7 +18,7 @@ from ..utils.tables import markdown_table
 from . import start
 from .findings import CheckResult
 from .options import parse_args
-from .run_setup import build_trainer
+from .run_setup import build_trainer, check_hub, find_checkpoint
 
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
@@ -26,19 +26,14 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
 
 
 @contextmanager
-def temporary_run(args: "AdaGRPOConfig") -> Iterator[None]:
-    """While the block runs, a configuration makes one step in a temporary output directory, without reports and checkpoints."""
-    from transformers.trainer_utils import IntervalStrategy
-
+def temporary_output_dir(args: "AdaGRPOConfig") -> Iterator[None]:
+    """While the block runs, a run writes its files to a temporary folder in its output directory, and sends none to the hub."""
     given = Path(args.output_dir)
     missing = [path for path in (given, *given.parents) if not path.exists()]
     directory = given / f".check-{os.environ.get('MASTER_PORT', os.getpid())}"  # the same on every process
     if Path(args.vllm_weight_sync_dir) == given / "vllm_weight_sync":
         args.vllm_weight_sync_dir = str(directory / "vllm_weight_sync")  # where the server sees it too
-    args.output_dir, args.max_steps, args.logging_steps = str(directory), 1, 1
-    args.report_to, args.push_to_hub, args.log_completions, args.disable_tqdm = [], False, False, True
-    args.load_best_model_at_end = False
-    args.logging_strategy = IntervalStrategy.STEPS  # the step is reported when it is logged
+    args.output_dir = str(directory)
     try:
         yield
     finally:
@@ -57,19 +52,28 @@ def report(findings: list[CheckResult]) -> str:
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), check the run and print the findings."""
     script_args, training_args, model_args = parse_args(args, command="check")
+    find_checkpoint(training_args)  # `train` would fail if it does not exist
+    check_hub(training_args)
     # After parsing: they import torch, which --help must not wait for.
     from transformers import PrinterCallback
+    from transformers.integrations import get_reporting_integration_callbacks
     from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
     from .preflight import Preflight
 
     evaluates = "no evaluation" if training_args.eval_strategy == "no" else "an evaluation set"
-    with temporary_run(training_args):
+    training_args.push_to_hub = training_args.log_completions = False  # the trainer would create a repository
+    training_args.disable_tqdm = True
+    with temporary_output_dir(training_args):
         trainer = build_trainer(script_args, training_args, model_args)
-        # No evaluation, checkpoint and printed log. Only now, because the trainer is built with the evaluation set.
-        trainer.args.eval_strategy, trainer.args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
-        trainer.args.eval_on_start = False
-        trainer.remove_callback(PrinterCallback)
+        # Only now, so that an option with which `train` fails to build the trainer fails here too.
+        for callback in (PrinterCallback, *get_reporting_integration_callbacks(training_args.report_to)):
+            trainer.remove_callback(callback)
+        training_args.report_to, training_args.eval_on_start = [], False
+        training_args.eval_strategy, training_args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
+        training_args.load_best_model_at_end = False
+        training_args.max_steps, training_args.logging_steps = 1, 1
+        training_args.logging_strategy = IntervalStrategy.STEPS
         check = Preflight(trainer)
         sizes = f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.3g} M parameters"
         data = f"{len(trainer.train_dataset)} rows" if hasattr(trainer.train_dataset, "__len__") else "a stream"

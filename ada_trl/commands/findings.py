@@ -9,6 +9,7 @@ import numpy as np
 from ..core import needs_more
 from ..core.metrics import threshold_outside_reward_range
 from ..core.pass_at_k import pass_at_k
+from ..trainer.mode import Mode
 
 
 if TYPE_CHECKING:  # it imports torch
@@ -138,21 +139,22 @@ def expected_sampling(
     weights_SK = rng.standard_gamma(np.tile(counts_PK, (repeats, 1)) + 1 / len(total_K))
     rates_SK = weights_SK / weights_SK.sum(axis=1, keepdims=True)
 
-    rule, is_positive_K = args.slot_rule, success_K > args.float32_threshold
+    mode = Mode.of(args)
+    rule, is_positive_K = mode.slot_rule, success_K > args.float32_threshold
     drawn_SK = np.zeros(rates_SK.shape, dtype=int)
     active = np.arange(len(rates_SK))
-    for _ in range(args.rounds_per_step):  # with one round, Est's budgets have this mean
-        drawn_SK[active] += rng.multinomial(args.round_size, rates_SK[active])
+    for _ in range(rule.max_rounds):  # with one round, Est's budgets have this mean
+        drawn_SK[active] += rng.multinomial(mode.round_size, rates_SK[active])
         positives, negatives = (drawn_SK[active][:, kind].sum(axis=1) for kind in (is_positive_K, ~is_positive_K))
         active = active[needs_more(positives, negatives, rule.min_positives, rule.min_negatives)]
     rollouts = float(drawn_SK.sum(axis=1).mean())
-    if args.baseline == "batch":
+    if mode.baseline == "batch":
         return 1.0, rollouts
     lost = _share_of_equal(drawn_SK, total_K)
-    if args.zero_variance_groups == "resample":
+    if mode.zero_variance_groups == "resample":
         replaced = _share_of_equal(drawn_SK, success_K)
-        rollouts *= sum(replaced**retry for retry in range(args.prompts_per_slot))
-        lost *= replaced ** (args.prompts_per_slot - 1)
+        rollouts *= sum(replaced**retry for retry in range(mode.candidates_per_slot))
+        lost *= replaced ** (mode.candidates_per_slot - 1)
     return 1 - lost, rollouts
 
 

@@ -1,7 +1,9 @@
 """Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files and recipes by name."""
 
 import difflib
+import inspect
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,9 +99,15 @@ def parse_args(
         raise SystemExit(0)
     parser = build_parser(command)
     given, words = parser.parse_known_args(args)
+    import torch  # after --help, because it takes seconds
+
+    is_device_known = given.use_cpu or torch.accelerator.is_available()
+    if not is_device_known:  # GRPOConfig's default is bf16, which is slower on most CPUs
+        parser.set_defaults(use_cpu=True, bf16=False)
     unknown = {"": words}  # by the file that they are in
     for path in map(find_config, given.config):
-        config = read_yaml(path)
+        config = read_yaml(path, parser)
+        is_device_known |= "use_cpu" in config
         os.environ.update({str(name): str(value) for name, value in (config.pop("env", None) or {}).items()})
         unknown[f"{path}: "] = parser.set_defaults_with_config(**config)  # a field as words: --name value
     for source, words in unknown.items():
@@ -107,7 +115,11 @@ def parse_args(
             word = words[0].partition("=")[0]
             close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
+            if word[2:] in trainer_arguments():
+                hint = ": it is an argument of AdaGRPOTrainer, for Python only"
             parser.error(f"{source}unknown option {word}{hint}. --help lists the options.")
+    if not is_device_known and os.environ.get("RANK", "0") == "0":
+        print(f"ada-trl {command}: no GPU was found, so it runs on the CPU (--use_cpu --bf16=false).", file=sys.stderr)
     with user_errors(ValueError, TypeError, OSError, ImportError):
         *configs, _ = parser.parse_args_into_dataclasses(args)  # the last one holds `config`, which is not a field
     return tuple(configs)
@@ -132,6 +144,13 @@ def build_parser(command: str) -> TrlParser:
     return parser
 
 
+def trainer_arguments() -> set[str]:
+    """Names of the arguments of [`AdaGRPOTrainer`]."""
+    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer  # takes seconds
+
+    return {*inspect.signature(AdaGRPOTrainer).parameters}
+
+
 def find_config(name: str) -> Path:
     """
     Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
@@ -142,18 +161,18 @@ def find_config(name: str) -> Path:
     from .. import recipes
 
     folder = Path(recipes.__path__[-1])
-    for path in (Path(name), folder / name.removeprefix("recipes/")):
+    for path in (Path(name), folder / Path(name).as_posix().removeprefix("recipes/")):
         if path.is_file():
             return path
     raise UserError(f"--config {name}: there is no such file, nor a recipe of that name in {folder}.")
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, parser: TrlParser) -> dict[str, Any]:
     """
     Read a configuration file.
 
     Raises:
-        `UserError`: if it is not a YAML mapping, or has a field twice.
+        `UserError`: if it is not a YAML mapping, has a field twice, or has a value that YAML reads as another one.
     """
     import yaml
 
@@ -167,4 +186,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     names = [key.value for key, _ in document.value]
     if repeated := {name for name in names if names.count(name) > 1}:  # YAML itself would take the last value
         raise UserError(f"{path} has {', '.join(sorted(repeated))} more than once. Remove all but one.")
+    with_choices = {action.dest for action in parser._actions if action.choices}
+    for key, node in document.value:
+        if key.value in with_choices and isinstance(config[key.value], bool):
+            raise UserError(
+                f"{path}: YAML reads {key.value}: {node.value} as {config[key.value]}. Write it in quotes: "
+                f"{key.value}: {node.value!r}."
+            )
+        if not isinstance(node, yaml.ScalarNode) and (numbers := _numbers_read_as_text(node)):
+            raise UserError(
+                f"{path}: YAML reads {numbers[0]} in {key.value} as text. Write a number with a decimal point and a signed "
+                "exponent, for example 1.0e-7, and text in quotes."
+            )
     return config
+
+
+def _numbers_read_as_text(node: Any) -> list[str]:
+    """Numbers such as `1e-7` in a list or mapping. A field itself is read as on the command line, so that it may be one."""
+    if isinstance(node.value, str):
+        is_text = node.tag == "tag:yaml.org,2002:str" and node.style is None
+        return [node.value] if is_text and re.fullmatch(r"[+-]?\d+\.?\d*[eE][+-]?\d+", node.value) else []
+    values = [item[1] if isinstance(item, tuple) else item for item in node.value]
+    return [number for value in values for number in _numbers_read_as_text(value)]

@@ -6,7 +6,6 @@ It generates with methods of [`~trl.GRPOTrainer`] only, so that it does not depe
 
 import math
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -24,11 +23,10 @@ from ..trainer import trl_private
 from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
 from ..trainer.interception import injecting
 from ..trainer.trl_private import override_attributes
-from ..utils.threads import bounded_threads
-from ..vllm.errors import VLLMServerError
 from ..vllm.responses import quote
-from .errors import UserError, user_errors
+from .errors import UserError
 from .findings import CheckResult, Sample, difficulty, generation, rewards, step_cost
+from .run_setup import run
 
 
 PROMPTS, ROLLOUTS = 8, 8  # prompts of each process, rollouts of each prompt
@@ -60,12 +58,8 @@ class Preflight(TrainerCallback):
         trainer = self.trainer
         trainer.add_callback(self)
         # The step is the usual one, except for its generation batch.
-        with (
-            override_attributes(trainer, _generate_and_score_completions=self._first_batch),
-            user_errors(VLLMServerError),
-            bounded_threads(trainer.model),
-        ):
-            trainer.train()
+        with override_attributes(trainer, _generate_and_score_completions=self._first_batch):
+            run(trainer)
 
     def _first_batch(self, inputs: list[dict]) -> dict:
         if self._batch is not None:  # the next generation batch of the same optimizer step
@@ -244,5 +238,9 @@ def _peak_memory(device: torch.device) -> CheckResult:
         peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(device).total_memory
         advice = "Little is left: halve per_device_train_batch_size." if peak > 0.95 * total else ""
         return CheckResult("peak memory", f"{peak / 2**30:.1f} of {total / 2**30:.1f} GiB of the GPU", advice)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return CheckResult("peak memory", "not measured without a GPU on Windows")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return CheckResult("peak memory", f"{peak / 2**30:.1f} GiB of this process, without a GPU")

@@ -2,9 +2,12 @@
 
 import ast
 import importlib
+import importlib.util
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import UserError, user_errors
@@ -12,10 +15,11 @@ from .errors import UserError, user_errors
 
 def load_reward_funcs(names: Sequence[str] | None) -> list[Callable | str]:
     """
-    Import reward functions by dotted path or call; any other name is that of a reward model and returned as it is.
+    Import reward functions by dotted path or call. The name (`organization/name`) or directory of a reward model is returned as
+    it is.
 
     Raises:
-        `UserError`: for a path or a call that does not lead to a function.
+        `UserError`: for a name that leads to neither.
     """
     if not names:
         raise UserError(
@@ -24,19 +28,47 @@ def load_reward_funcs(names: Sequence[str] | None) -> list[Callable | str]:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return [_load_reward_func(name) for name in ([names] if isinstance(names, str) else names)]
+    return [_load_reward_func(name) for name in (names if isinstance(names, list | tuple) else [names])]
 
 
-def _load_reward_func(name: str) -> Callable | str:
-    import trl.rewards
-
+def _load_reward_func(name: Any) -> Callable | str:
+    if not isinstance(name, str):
+        raise UserError(f"reward_funcs {name!r} is not text. Write the dotted path of a function.")
     if name.endswith(")"):
         function, arguments = read_call(name)
         with user_errors(TypeError):
-            return function(**arguments)
+            found = function(**arguments)
+    elif (Path(name) / "config.json").is_file():
+        return name
+    elif name.endswith(".py") or ":" in name:
+        raise UserError(f"reward_funcs {name!r} is not a dotted path. Write {_dotted_path(name)}.")
+    elif "/" in name:
+        return name
+    elif "." not in name:
+        raise UserError(f"reward_funcs {name!r} has no dot, so it names no function. Write {_full_name(name)}.")
+    else:
+        found = _import_function(name)
+    if isinstance(found, type):
+        raise UserError(f"reward_funcs {name!r} is a class. Write the call that creates a function: {name}(...).")
+    if not callable(found):
+        raise UserError(f"reward_funcs {name!r} is {reprlib.repr(found)}, and not a function.")
+    return found
+
+
+def _dotted_path(name: str) -> str:
+    """The dotted path that is meant by a file (`./my_rewards.py`), or by a module and a function (`my_rewards:accuracy`)."""
+    module, _, function = name.rpartition(":") if ":" in name else (name, "", "FUNCTION")
+    return ".".join([*Path(module.removesuffix(".py")).parts, function])
+
+
+def _full_name(name: str) -> str:
+    import trl.rewards
+
     if name in dir(trl.rewards):
-        raise UserError(f"reward_funcs {name!r} has no dot, so it names a reward model. Write trl.rewards.{name}.")
-    return name if "." not in name or "/" in name else _import_function(name)
+        return f"trl.rewards.{name}"
+    if importlib.util.find_spec(name):
+        return f"{name}.FUNCTION, a function of this module"
+    return f"MODULE.{name} for a function in a file MODULE.py, or organization/{name} for a reward model on the hub"
 
 
 def _import_function(path: str) -> Callable:

@@ -1,6 +1,7 @@
-"""Everything that `train` and `check` need before they start: reward functions, model, data, trainer."""
+"""What `train` and `check` share: reward functions, model, data, trainer, and the errors of a run that has not begun."""
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,9 @@ def build_trainer(
     Load the dataset and the model, and build the trainer.
 
     Raises:
-        `UserError`: if the model, the dataset, its split, a reward function or vLLM is missing, or an option is rejected.
+        `UserError`: if the model, the dataset, its split, a reward function or a package is missing, or an option is rejected.
     """
+    from transformers.integrations import get_available_reporting_integrations
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
@@ -38,14 +40,22 @@ def build_trainer(
             "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
             "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
         )
+    trackers = get_available_reporting_integrations()
+    # Not all that transformers has are in this list.
+    if missing := {*training_args.report_to} - {*trackers, "azure_ml", "flyte"}:
+        raise UserError(
+            f"report_to ({', '.join(map(str, missing))}) is not available. Install the package of the tracker, or choose "
+            f"from {', '.join(['none', *trackers])}."
+        )
     data = script_args.dataset_name or script_args.datasets
     for name, value in (("model_name_or_path", model_args.model_name_or_path), ("dataset_name", data)):
         if not value:
             raise UserError(f"{name} is not set. Give it in the configuration file or as --{name}.")
     reward_funcs = load_reward_funcs(script_args.reward_funcs)
     prepare(script_args, training_args, model_args)
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
     with user_errors(ValueError, OSError):
-        train_dataset, eval_dataset = load_data(script_args, evaluate=training_args.eval_strategy != "no")
+        train_dataset, eval_dataset = load_data(script_args, evaluates)
     training_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -66,17 +76,81 @@ def build_trainer(
     return trainer
 
 
+def find_checkpoint(training_args: "AdaGRPOConfig") -> str | bool | None:
+    """
+    Return the checkpoint to resume from: a directory, or `True` for the last one of `output_dir`.
+
+    Raises:
+        `UserError`: if it does not exist.
+    """
+    given = training_args.resume_from_checkpoint
+    checkpoint = {"true": True, "false": None}.get(str(given).lower(), given)  # a command line has only text
+    if checkpoint is True and not any(Path(training_args.output_dir).glob("checkpoint-*")):
+        raise UserError(
+            f"resume_from_checkpoint is true, but output_dir ({training_args.output_dir}) has no checkpoint. Correct output_dir, or "
+            "leave resume_from_checkpoint out."
+        )
+    if isinstance(checkpoint, str) and not Path(checkpoint, "trainer_state.json").is_file():
+        raise UserError(
+            f"resume_from_checkpoint ({checkpoint}) is not a checkpoint: it has no trainer_state.json. Correct it, or leave it out."
+        )
+    return checkpoint
+
+
+def check_hub(training_args: "AdaGRPOConfig") -> None:
+    """Check that there is a valid token if anything is to be pushed to the hub; a `UserError` otherwise."""
+    from huggingface_hub import whoami
+
+    if training_args.push_to_hub or (training_args.log_completions and training_args.log_completions_hub_repo):
+        with user_errors(Exception):  # also of the network
+            whoami(token=training_args.hub_token)
+
+
+def run(trainer: "AdaGRPOTrainer", checkpoint: str | bool | None = None) -> None:
+    """
+    Train, with one thread for a small model.
+
+    Raises:
+        `UserError`: for an error of the vLLM server, and any before the training begins, which an option causes: an optimizer whose
+            package is missing, a tracker without a login. Later ones, of reward functions for example, are raised as they are.
+    """
+    from transformers import TrainerCallback
+
+    from ..utils.threads import bounded_threads
+    from ..vllm.errors import VLLMServerError
+
+    class Beginning(TrainerCallback):
+        is_over = False
+
+        def on_train_begin(self, *args, **kwargs):
+            self.is_over = True
+
+    beginning = Beginning()
+    trainer.add_callback(beginning)
+    try:
+        with user_errors(VLLMServerError), bounded_threads(trainer.model):
+            trainer.train(resume_from_checkpoint=checkpoint)
+    except Exception:
+        with nullcontext() if beginning.is_over else user_errors(Exception):
+            raise
+
+
 def prepare(script_args: AdaScriptArguments, training_args: "AdaGRPOConfig", model_args: "ModelConfig") -> None:
     """Call the recipe's function that creates the model and the data, once per machine, if one of them is missing."""
     if not script_args.prepare:
         return
     function, arguments = read_call(script_args.prepare)
+    if not isinstance(arguments.get("output_dir"), str):
+        raise UserError(
+            f"prepare ({script_args.prepare!r}) needs output_dir='FOLDER', the folder that the function creates."
+        )
     paths = [Path(name) for name in (model_args.model_name_or_path, script_args.dataset_name) if name]
     made = [path for path in paths if path.resolve().is_relative_to(Path(arguments["output_dir"]).resolve())]
     if not all(path.exists() for path in made):
         with training_args.main_process_first(desc="creating the model and the data"):
             if not all(path.exists() for path in made):  # another process may have made them meanwhile
-                function(**arguments)
+                with user_errors(TypeError):
+                    function(**arguments)
 
 
 def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset", "Dataset | None"]:

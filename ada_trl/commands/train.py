@@ -5,34 +5,24 @@ Train with Reinforce-Ada from a configuration file.
 `accelerate launch -m ada_trl.commands.train …`. Later configuration files override earlier ones.
 """
 
-from pathlib import Path
-
 from . import start
-from .errors import UserError, user_errors
+from .dataset_loading import local_source
 from .options import parse_args
-from .run_setup import build_trainer
+from .run_setup import build_trainer, check_hub, find_checkpoint, run
 
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), train and save to `output_dir`."""
     script_args, training_args, model_args = parse_args(args)
-    given = training_args.resume_from_checkpoint
-    checkpoint = {"true": True, "false": False}.get(str(given).lower(), given)  # a command line has only text
-    if checkpoint is True and not any(Path(training_args.output_dir).glob("checkpoint-*")):
-        raise UserError(
-            f"resume_from_checkpoint is true, but output_dir ({training_args.output_dir}) has no checkpoint. Correct output_dir, or "
-            "leave resume_from_checkpoint out."
-        )
+    checkpoint = find_checkpoint(training_args)
+    check_hub(training_args)
     trainer = build_trainer(script_args, training_args, model_args)
-    from ..utils.threads import bounded_threads
-    from ..vllm.errors import VLLMServerError
-
-    with user_errors(VLLMServerError), bounded_threads(trainer.model):
-        trainer.train(resume_from_checkpoint=checkpoint)
+    run(trainer, checkpoint)
     trainer.save_state()
     trainer.save_model(training_args.output_dir)
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+        name = script_args.dataset_name
+        trainer.push_to_hub(dataset_name=name if name and local_source(name) is None else None)
     trainer.accelerator.end_training()  # threads of a process group that is left may abort a finished process
 
 

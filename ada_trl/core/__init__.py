@@ -18,7 +18,7 @@ from .advantages import batch_advantages, normalize_each_reward, pool_advantages
 from .allocation import allocate
 from .metrics import completion_metrics, detailed_metrics, first_round_metrics, round_metrics, sampling_metrics
 from .pass_at_k import pass_at_k, pass_at_k_metrics
-from .rollouts import Rollouts, Scoring
+from .rollouts import Rollouts, Scoring, column_array
 from .selection import select_groups
 from .sequential import (
     Candidate,

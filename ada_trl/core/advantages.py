@@ -71,8 +71,8 @@ def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.nd
     identity): that of the mean reward, or of the probability to beat the other rollouts minus that to be beaten.
 
     Win rates count the order of the weighted sums only. An outlier weighs as much as any other rollout, and a small
-    penalty as much as it reorders: one for length ranks all correct rollouts by their lengths. For rewards of 0 and 1
-    both are the same.
+    penalty as much as it reorders: one for length ranks all wrong rollouts by their lengths, and where most are wrong,
+    the model learns to be short. For rewards of 0 and 1 both are the same.
 
     Args:
         rollouts ([`~core.Rollouts`]):

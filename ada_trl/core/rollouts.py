@@ -1,6 +1,7 @@
 """All rollouts of a generation batch on arrays."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,34 @@ class computed_array(cached_property):
     def __init__(self, compute: Callable[[Any], np.ndarray]):
         super().__init__(lambda instance: read_only(compute(instance)))
         self.__doc__ = compute.__doc__
+
+
+class Columns(dict[str, np.ndarray]):
+    """Arrays by name, in which a name that is missing is an error that lists the names there are."""
+
+    def __missing__(self, name: Any) -> np.ndarray:
+        raise KeyError(f"no column {name!r}: the columns are {', '.join(map(repr, self)) or 'not recorded'}")
+
+
+def column_array(values: Sequence[Any], is_numeric: bool = False) -> np.ndarray:
+    """
+    Make an array of a column's values, one per prompt: of numbers, booleans or strings if all are such, otherwise of objects.
+    Scalars of NumPy, torch or JAX, as a formatted dataset has them, become values of Python, and missing numbers NaN.
+
+    Args:
+        values (`Sequence[Any]`), is_numeric (`bool`, *optional*, defaults to `False`):
+            The values, and whether the column is known to have numbers, although all of these may be missing.
+    """
+    plain = [value.item() if getattr(value, "ndim", None) == 0 else value for value in values]
+    kinds = {type(value) for value in plain}
+    if kinds <= {int, float, type(None)} and (is_numeric or kinds & {int, float}):
+        return np.array([math.nan if value is None else value for value in plain])
+    if kinds in ({bool}, {str}):
+        return np.array(plain)
+    array = np.empty(len(plain), dtype=object)
+    for i, value in enumerate(plain):  # all at once, lists would become another dimension
+        array[i] = value
+    return array
 
 
 @dataclass(eq=False, frozen=True)
@@ -55,7 +84,8 @@ class Rollouts:
             Number of completion tokens that the model has generated.
         columns (`dict[str, np.ndarray]`, *optional*):
             Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty unless an
-            advantage function is used.
+            advantage function is used. Numbers, booleans and strings are arrays of these, with NaN for a missing number;
+            other columns are arrays of objects.
     """
 
     prompt_N: np.ndarray
@@ -74,8 +104,8 @@ class Rollouts:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 object.__setattr__(self, name, read_only(value))
-        for name, value in self.columns.items():
-            self.columns[name] = read_only(value)
+        columns = {name: read_only(values) for name, values in self.columns.items()}
+        object.__setattr__(self, "columns", Columns(columns))
 
     def __len__(self) -> int:
         return len(self.prompt_N)
@@ -157,6 +187,56 @@ class Rollouts:
             length_N=self.length_N[mask_N],
             columns={name: values[mask_N] for name, values in self.columns.items()},
         )
+
+    @classmethod
+    def of(
+        cls,
+        rewards: Sequence[Sequence],
+        *,
+        columns: Mapping[str, Sequence] | None = None,
+        lengths: Sequence[Sequence[int]] | None = None,
+        attempts: Sequence[int] | None = None,
+        threshold: float = 0.7,
+    ) -> "Rollouts":
+        """
+        Build rollouts by hand, to test an advantage function.
+
+        Args:
+            rewards (`Sequence[Sequence]`):
+                Rewards of each prompt's rollouts, of which prompts may have different numbers, at least one. A reward is a number,
+                `None` if there is none, or a list of those of several reward functions of weight 1.
+            columns (`Mapping[str, Sequence]`, *optional*):
+                Columns of the dataset, with one value per prompt.
+            lengths (`Sequence[Sequence[int]]`, *optional*):
+                Numbers of tokens of the completions, by prompt as the rewards; by default 0.
+            attempts (`Sequence[int]`, *optional*):
+                Earlier steps that sampled each prompt; by default 0.
+            threshold (`float`, *optional*, defaults to `0.7`):
+                A rollout is positive if its reward is strictly greater.
+
+        Example:
+
+        ```python
+        import numpy as np
+        from ada_trl.core import Rollouts
+
+
+        def centered_by_source(rollouts: Rollouts) -> np.ndarray:
+            source_N = np.unique(rollouts.columns["source"], return_inverse=True)[1]
+            mean_S = np.bincount(source_N, rollouts.reward_N) / np.bincount(source_N)
+            return rollouts.reward_N - mean_S[source_N]
+
+
+        rollouts = Rollouts.of([[1, 0], [0, 0], [1, 1]], columns={"source": ["web", "web", "book"]})
+        assert centered_by_source(rollouts).tolist() == [0.75, -0.25, -0.25, -0.25, 0, 0]
+        ```
+        """
+        rewards_by_prompt = [np.asarray(pool, dtype=float).reshape(len(pool), -1) for pool in rewards]
+        scoring = Scoring(weights=(1.0,) * rewards_by_prompt[0].shape[1], threshold=threshold)
+        length_N = None if lengths is None else np.concatenate(lengths)
+        rollouts = cls.score(rewards_by_prompt, scoring, attempt_P=attempts, length_N=length_N)
+        arrays = {name: column_array(values)[rollouts.prompt_N] for name, values in (columns or {}).items()}
+        return replace(rollouts, columns=arrays)
 
     @classmethod
     def score(

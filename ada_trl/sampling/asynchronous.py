@@ -13,7 +13,7 @@ from ..core import Slot, sample_slots
 from ..utils.distributed import gather_results
 from ..vllm.generation import AdaVLLMGeneration
 from ..vllm.transport import RequestGroup
-from .sampler import Completions, RolloutSampler, StepProgress
+from .sampler import Generated, RolloutSampler, StepProgress
 
 
 TICK_SECONDS = 1.0
@@ -42,7 +42,7 @@ class AsyncVLLMSampler(RolloutSampler):
             Token ids of this rank's prompts or candidates.
         images (`list[list | None]`, *optional*):
             Images of each prompt, for vision-language models.
-        score (`Callable[[list[int], list[list[int]], list, bool], Completions]`):
+        score (`Callable[[list[int], list[list[int]], list, bool], Generated]`):
             Decodes and scores completions on this rank alone. Takes the position of each completion's prompt in
             `prompt_ids`, completion ids, log-probabilities, and whether they belong to the first round.
     """
@@ -54,7 +54,7 @@ class AsyncVLLMSampler(RolloutSampler):
         vllm: AdaVLLMGeneration,
         prompt_ids: Sequence[list[int]],
         images: Sequence[list | None] | None,
-        score: Callable[[list[int], list, list, bool], Completions],
+        score: Callable[[list[int], list, list, bool], Generated],
         slots: Sequence[Slot],
         accelerator: Accelerator,
     ):
@@ -71,7 +71,7 @@ class AsyncVLLMSampler(RolloutSampler):
     def num_shown(self) -> int:
         return len(self.local_slots)
 
-    def sample(self, progress: StepProgress) -> None:
+    def _fill_slots(self, progress: StepProgress) -> None:
         # The same message on every rank, also on ranks without a failed request.
         error_factory = self.vllm.error_factory("rollouts of this step are missing")
         received = gather_results(lambda: self._sample_local(progress), error_factory)
@@ -154,12 +154,11 @@ class AsyncVLLMSampler(RolloutSampler):
         completion_ids = [ids for *_, group, _ in finished for ids in group]
         logprobs = [values for *_, group in finished for values in group]
         is_overlapped = bool(self._requests)
-        completions = self.score(
-            [self._local_row(*rollout) for rollout in rollouts], completion_ids, logprobs, is_first_round
-        )
+        rows = [self._local_row(*rollout) for rollout in rollouts]
+        completions, stats = self.score(rows, completion_ids, logprobs, is_first_round)
         if is_overlapped:
-            self.stats["time/reward_overlapped"] += completions.reward_seconds
-        self.store(rollouts, completions)
+            self.stats["time/reward_overlapped"] += stats["time/reward"]
+        self.store(rollouts, (completions, stats))
         ends = np.cumsum([len(ids) for *_, ids, _ in finished])
-        rewards = np.split(completions.rewards.double().cpu().numpy(), ends[:-1])
+        rewards = np.split(np.array([completion.rewards for completion in completions]), ends[:-1])
         return [(slot, first_draw, rows) for (slot, first_draw, *_), rows in zip(finished, rewards, strict=True)]

@@ -117,6 +117,18 @@ class PromptStream:
         # may have different columns, of which TRL takes those of the first row of a batch.
         return self._columns | copy_containers(self._cache[position])
 
+    def row_key(self, position: int) -> str:
+        """
+        Return what identifies the row at a position on other processes and after resuming, where an `IterableDataset` that is
+        shuffled without a seed has another one. Images are left out, because decoding them takes long.
+        """
+        if self.indexed:
+            return ""
+        from ..pass_rates.prompt_id import row_key
+
+        row = self._cache[position]
+        return row_key({name: value for name, value in row.items() if name not in ("image", "images")})
+
     def forget(self, keep: Collection[int]) -> None:
         """Drop the cached rows, except those at the positions `keep` and those that were put back."""
         if not self.indexed:

@@ -5,12 +5,15 @@ The queue is used where a step samples other prompts than the data loader's next
 before the data loader yields them (one step ahead).
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 
 from ..core import Candidate, Rollouts, SampledPrompt
@@ -19,12 +22,17 @@ from ..utils.logging import get_logger
 from .prompt_stream import PromptStream
 
 
+if TYPE_CHECKING:
+    from ..pass_rates.tracker import PromptEstimates
+
+
 logger = get_logger(__name__)
 
 # Settings with which prompts come from the data loader instead of the prompt queue.
 WITHOUT_QUEUE = "zero_variance_groups='keep', retries=0 and max_staleness=0"
 # Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
 MAX_RETRY_FRACTION = 0.75
+SHUFFLE_WITH_SEED = "Shuffle it with a seed (`.shuffle(seed=…)`) and yield the same rows each time it is read"
 
 
 class PlaceholderRow(dict):
@@ -52,20 +60,48 @@ def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
     return [PlaceholderRow() for _ in rows]
 
 
-class PromptBatch(NamedTuple):
-    """The prompts of one generation batch, before they are sampled."""
+@dataclass
+class StepPlan:
+    """
+    What a step is to sample: its prompts, which come from a source, and the number of rollouts of each, which the trainer adds.
 
-    local_rows: list[dict]  # dataset rows of the candidates whose slots belong to this rank
-    row_ranks: list[int]  # rank of each candidate of all ranks, in slot order
-    slot_ranks: list[int]  # rank of each slot
-    candidates: list[list[Candidate]]  # of each slot: one, or several that may be sampled one after another
+    Args:
+        local_rows (`list[dict]`):
+            Dataset rows of the candidates whose slots belong to this rank.
+        row_ranks (`list[int]`), slot_ranks (`list[int]`):
+            Rank of each candidate of all ranks, in slot order, and of each slot.
+        candidates (`list[list[Candidate]]`):
+            Prompts of each slot: one, or several that may be sampled one after another.
+        sizes (`list[int]`):
+            Number of rollouts of each prompt, of all ranks; with several rounds, in one of them.
+        estimates ([`~pass_rates.tracker.PromptEstimates`], *optional*):
+            Estimated pass rates of the prompts.
+        global_step (`int`):
+            Number of optimizer steps of the weights that generate the rollouts.
+        rows (`list[dict]`):
+            With one round per step: dataset rows of this rank, one per rollout.
+    """
+
+    local_rows: list[dict]
+    row_ranks: list[int]
+    slot_ranks: list[int]
+    candidates: list[list[Candidate]]
+    sizes: list[int] = field(default_factory=list)
+    estimates: "PromptEstimates | None" = None
+    global_step: int = 0
+    rows: list[dict] = field(default_factory=list)
+
+    def rows_of(self, prompts: Sequence[SampledPrompt]) -> list[int]:
+        """Index of the row of each sampled prompt among those of all candidates of all ranks."""
+        first = list(itertools.accumulate(map(len, self.candidates), initial=0))
+        return [first[prompt.slot] + prompt.candidate_index for prompt in prompts]
 
 
 class PromptSource(ABC):
     """Interface of the sources of prompts. The same object exists on every rank."""
 
     @abstractmethod
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         """The prompts of the next generation batch; `inputs` are this rank's rows from the data loader. Collective."""
 
     def finish_step(self, prompts: Sequence[SampledPrompt], rollouts: Rollouts) -> dict[str, float]:
@@ -100,7 +136,7 @@ class DataLoaderPrompts(PromptSource):
     def __init__(self, accelerator: Accelerator, num_generations: int, *, checks_groups: bool):
         self.accelerator, self.num_generations, self.checks_groups = accelerator, num_generations, checks_groups
 
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         rows, n = len(inputs), self.num_generations
         start = self.accelerator.process_index * rows
         local_rows = []
@@ -115,7 +151,7 @@ class DataLoaderPrompts(PromptSource):
                     "prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
-        return PromptBatch(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
+        return StepPlan(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
 
 
 def _are_different(a: Any, b: Any) -> bool:
@@ -176,8 +212,15 @@ class PromptQueue(PromptSource):
         # Positions that the current step has taken from the stream; `None` between steps.
         self._taken: list[int] | None = None
 
-    def next_prompts(self, inputs: list[dict]) -> PromptBatch:
+    def next_prompts(self, inputs: list[dict]) -> StepPlan:
         candidates = self.next_candidates()
+        if not self.stream.indexed:  # each process reads it itself, and retries change between processes
+            queues = gather_object([self._before[0]["retry_queue"]])
+            if any(queue != queues[0] for queue in queues):
+                raise ValueError(
+                    "The processes read different rows from the train_dataset, a stream, so that retries would be other "
+                    f"prompts than those that were sampled. {SHUFFLE_WITH_SEED}, or set retries=0."
+                )
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         slot_ranks = [slot * world_size // self.num_slots for slot in range(self.num_slots)]
         ranked = [(owner, one) for owner, several in zip(slot_ranks, candidates, strict=True) for one in several]
@@ -185,7 +228,7 @@ class PromptQueue(PromptSource):
             local_rows = self.load_rows(
                 self.stream.row(candidate.position) for owner, candidate in ranked if owner == rank
             )
-        return PromptBatch(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates)
+        return StepPlan(local_rows, [owner for owner, _ in ranked], slot_ranks, candidates)
 
     def next_candidates(self) -> list[list[Candidate]]:
         """
@@ -251,7 +294,9 @@ class PromptQueue(PromptSource):
         self._taken = None
 
     def _state(self) -> dict[str, Any]:
-        retries = [candidate._asdict() for candidate in self.retry_queue]
+        retries = [
+            candidate._asdict() | {"row": self.stream.row_key(candidate.position)} for candidate in self.retry_queue
+        ]
         return {"stream": self.stream.state_dict(), "retry_queue": retries}
 
     def state_dict(self, steps_back: int = 0) -> dict[str, Any]:
@@ -270,6 +315,15 @@ class PromptQueue(PromptSource):
         queued = [candidate.position for candidate in retries]
         self.stream.check_positions([*queued, *stored["stream"]["front"]])
         self.stream.load_state_dict(stored["stream"])
+        # Checkpoints of earlier versions have no keys of rows.
+        keys = [candidate.get("row") for candidate in stored["retry_queue"]]
+        is_same = [key in (None, self.stream.row_key(one.position)) for key, one in zip(keys, retries, strict=True)]
+        if not all(is_same):
+            logger.warning(
+                f"{is_same.count(False)} of {len(retries)} queued retries are dropped, because the train_dataset, a stream, has "
+                f"other rows than those that were sampled. {SHUFFLE_WITH_SEED}, so that a run can be resumed exactly."
+            )
+            retries = list(itertools.compress(retries, is_same))
         self.retry_queue = retries[: self._max_retries]
         if len(self.retry_queue) < len(retries):
             logger.warning(

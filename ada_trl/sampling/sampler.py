@@ -1,4 +1,7 @@
-"""Base class of the samplers: completions stay on the rank that generated them, and selected ones are sent to where they are used."""
+"""
+Base class of the samplers: completions stay on the rank that generated them, and selected ones are sent to where they
+are used.
+"""
 
 import itertools
 import pickle
@@ -7,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from tqdm.auto import tqdm
@@ -18,7 +20,7 @@ from ..utils.distributed import exchange_rows
 
 class Completion(NamedTuple):
     """
-    One completion, with everything that is needed to train on it.
+    One completion of a round with everything that is needed to train on it, on the rank that generated it.
 
     Args:
         columns (`tuple`):
@@ -26,6 +28,8 @@ class Completion(NamedTuple):
         row (`dict`):
             Row from which TRL can prepare the prompt again: the prompt as it was generated from, with images and an
             environment's observation in its messages, and the environment's name where there are several.
+        rewards (`Sequence[float]`):
+            Unweighted rewards of each function; NaN where a function returned `None`.
     """
 
     columns: tuple
@@ -34,31 +38,12 @@ class Completion(NamedTuple):
     length: int  # number of generated tokens
     truncated: bool  # at the maximum length
     environment: Any = None  # of the episode
+    rewards: Sequence[float] = ()
 
 
-class Completions(NamedTuple):
-    """
-    Completions that one rank has generated and scored together; at least one.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(rows, num_reward_funcs)`):
-            Unweighted rewards; NaN where a function returned `None`.
-    """
-
-    rows: list[Completion]
-    rewards: torch.Tensor
-    tool_calls: tuple[int, int]  # their number, and how many of them failed
-    reward_seconds: float
-    tokens_seen: int  # of prompts and completions
-
-
-class SelectedRollouts(NamedTuple):
-    """The selected completions that one rank trains on, and statistics of all ranks' sampling."""
-
-    rows: list[Completion]
-    stats: dict[str, float]  # counts summed over ranks, seconds averaged
-    first_round: list[tuple[int, bool]]  # length of every completion of the first round, and whether it was truncated
-    lengths: dict[tuple[int, int], int]  # of all rollouts, by slot and draw
+Generated = tuple[list[Completion], dict[str, float]]
+"""Completions that one rank has generated and scored together, at least one, and their statistics: `tokens/seen` (of prompts and
+completions), `time/reward` in seconds, `tools/calls` and `tools/failures`."""
 
 
 class RolloutSampler(ABC):
@@ -74,6 +59,13 @@ class RolloutSampler(ABC):
     Attributes:
         completions (`dict[tuple[int, int], Completion]`):
             What this rank has generated, by slot and draw.
+        stats (`dict[str, float]`):
+            Sums over the step: `tokens/*`, `tools/*` and `vllm/*` are counts, `time/*` seconds. Those of this rank until `sample` has
+            returned; afterwards counts are summed over the ranks, and seconds averaged.
+        first_round (`list[tuple[int, bool]]`):
+            Length of each completion of the first round, and whether it was truncated; likewise.
+        lengths (`dict[tuple[int, int], int]`):
+            Length of each completion of all ranks, by slot and draw, after `sample`.
     """
 
     rollouts_in_flight = 8  # per prompt, as in the paper's first round: with fewer, further rounds are requested ahead
@@ -84,10 +76,11 @@ class RolloutSampler(ABC):
         self.accelerator = accelerator
         self.process_index = accelerator.process_index
         self.num_processes = accelerator.num_processes
-        # Sums over the step on this rank: `tokens/*`, `vllm/*` are counts, `time/*` seconds.
         self.stats: dict[str, float] = defaultdict(float)
-        self.first_round: list[tuple[int, bool]] = []  # length and truncation of this rank's completions
+        self.first_round: list[tuple[int, bool]] = []
+        self.lengths: dict[tuple[int, int], int] = {}
         self.completions: dict[tuple[int, int], Completion] = {}
+        self._holder_of: dict[tuple[int, int], int] = {}  # rank of each completion, by slot and draw
 
     def dataset_row_index(self, slot: int, draw: int) -> int:
         """Index of the dataset row that rollout `draw` of a slot belongs to."""
@@ -99,24 +92,36 @@ class RolloutSampler(ABC):
         """Number of slots that this rank shows the progress of."""
 
     @abstractmethod
-    def sample(self, progress: "StepProgress") -> None:
+    def _fill_slots(self, progress: "StepProgress") -> None:
         """Sample until every slot is done, which then is filled in the same way on every rank. Collective."""
+
+    def sample(self, progress: "StepProgress") -> None:
+        """Fill the slots, and tell every rank what the others have sampled. Collective."""
+        self._fill_slots(progress)
+        own_lengths = {rollout: completion.length for rollout, completion in self.completions.items()}
+        received = gather_object([(dict(self.stats), self.first_round, own_lengths)])
+        for holder, (*_, lengths) in enumerate(received):
+            self._holder_of |= dict.fromkeys(lengths, holder)
+            self.lengths |= lengths
+        self.first_round = [row for _, of_rank, _ in received for row in of_rank]
+        names = sorted({name for stats, *_ in received for name in stats})
+        sums = {name: sum(stats.get(name, 0.0) for stats, *_ in received) for name in names}
+        self.stats = {name: s / self.num_processes if name.startswith("time/") else s for name, s in sums.items()}
 
     @classmethod
     def requests_in_flight(cls, num_slots: int, round_size: int) -> int:
         """Requests of `round_size` rollouts, for `num_slots` prompts, below which further rounds are requested ahead."""
         return cls.rollouts_in_flight * num_slots // round_size
 
-    def store(self, rollouts: Sequence[tuple[int, int]], completions: Completions) -> None:
+    def store(self, rollouts: Sequence[tuple[int, int]], generated: Generated) -> None:
         """
         Keep completions of this rank by slot and draw, and add up their statistics. Completions after the last of `rollouts` are
         padding, which counts as generated tokens only.
         """
-        rows = completions.rows[: len(rollouts)]
+        completions, stats = generated
+        rows = completions[: len(rollouts)]
         self.completions |= zip(rollouts, rows, strict=True)
-        self.stats["tokens/generated"] += sum(row.length for row in completions.rows)
-        self.stats["tokens/seen"] += completions.tokens_seen
-        self.stats["time/reward"] += completions.reward_seconds
+        self.stats["tokens/generated"] += sum(completion.length for completion in completions)
         of_first_round = [
             (row.length, row.truncated)
             for (slot, draw), row in zip(rollouts, rows, strict=True)
@@ -124,38 +129,25 @@ class RolloutSampler(ABC):
         ]
         self.first_round += of_first_round
         # Tools exclude sampling several rounds at once, so that all other rows are padding.
-        share = len(of_first_round) / len(completions.rows)
-        for name, count in zip(("calls", "failures"), completions.tool_calls, strict=True):
-            self.stats[f"tools/{name}"] += count * share
+        share = len(of_first_round) / len(completions)
+        for name, value in stats.items():
+            self.stats[name] += value * share if name.startswith("tools/") else value
 
-    def fetch(self, selected: Sequence[tuple[int, int]]) -> SelectedRollouts:
+    def fetch(self, selected: Sequence[tuple[int, int]]) -> list[Completion]:
         """
-        Send the selected completions, by slot and draw, to the ranks that train on them: the update batch of all ranks in rank
-        order. Collective; a completion that is trained on where it was generated does not travel.
+        Send the selected completions, by slot and draw, to the ranks that train on them, after `sample`: the update batch of all
+        ranks in rank order, of which this rank's part is returned. Collective; a completion that is trained on where it was
+        generated does not travel.
         """
         per_rank, rank = len(selected) // self.num_processes, self.process_index
-        own_lengths = {rollout: completion.length for rollout, completion in self.completions.items()}
-        received = gather_object([(dict(self.stats), self.first_round, own_lengths)])
-        holder_of: dict[tuple[int, int], int] = {}
-        lengths: dict[tuple[int, int], int] = {}
-        for holder, (*_, of_rank) in enumerate(received):
-            holder_of |= dict.fromkeys(of_rank, holder)
-            lengths |= of_rank
         held = []
         for position, rollout in enumerate(selected):
             if rollout in self.completions:
                 completion = self.completions[rollout]
                 held.append(completion if position // per_rank == rank else _portable(completion))
         needed = [range(first, first + per_rank) for first in range(0, len(selected), per_rank)]
-        rows = exchange_rows(held, [holder_of[rollout] for rollout in selected], needed, self.accelerator)
-        names = sorted({name for stats, *_ in received for name in stats})
-        sums = {name: sum(stats.get(name, 0.0) for stats, *_ in received) for name in names}
-        return SelectedRollouts(
-            rows=[rows[position] for position in needed[rank]],
-            stats={name: s / self.num_processes if name.startswith("time/") else s for name, s in sums.items()},
-            first_round=[row for _, first_round, _ in received for row in first_round],
-            lengths=lengths,
-        )
+        rows = exchange_rows(held, [self._holder_of[rollout] for rollout in selected], needed, self.accelerator)
+        return [rows[position] for position in needed[rank]]
 
 
 def _portable(completion: Completion) -> Completion:

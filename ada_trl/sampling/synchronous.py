@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from ..core import Slot, sample_slots
 from ..utils.distributed import exchange_rows, gather_results
-from .sampler import Completions, RolloutSampler, StepProgress
+from .sampler import Generated, RolloutSampler, StepProgress
 
 
 class SynchronousSampler(RolloutSampler):
@@ -27,7 +27,7 @@ class SynchronousSampler(RolloutSampler):
             Dataset rows of this rank's prompts or candidates.
         row_ranks (`Sequence[int]`):
             Rank of each prompt or candidate of all ranks, in order.
-        generate_and_score (`Callable[[list[dict], bool], Completions]`):
+        generate_and_score (`Callable[[list[dict], bool], Generated]`):
             Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
         fills_rounds (`bool`):
             Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a round
@@ -41,7 +41,7 @@ class SynchronousSampler(RolloutSampler):
         *,
         rows: Sequence[dict],
         row_ranks: Sequence[int],
-        generate_and_score: Callable[[list[dict], bool], Completions],
+        generate_and_score: Callable[[list[dict], bool], Generated],
         fills_rounds: bool,
         slots: Sequence[Slot],
         accelerator: Accelerator,
@@ -58,7 +58,7 @@ class SynchronousSampler(RolloutSampler):
     def num_shown(self) -> int:
         return len(self.slots)
 
-    def sample(self, progress: StepProgress) -> None:
+    def _fill_slots(self, progress: StepProgress) -> None:
         started = time.perf_counter()
         room = self.requests_in_flight(len(self.slots), self.slots[0].round_size)
         sample_slots(
@@ -86,10 +86,10 @@ class SynchronousSampler(RolloutSampler):
         local = slice(self.process_index * per_rank, (self.process_index + 1) * per_rank)
         is_first_round = requests[0][1] == 0
 
-        def generate_local() -> list[list[float]]:
-            completions = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
-            self.store(rollouts[local], completions)
-            return completions.rewards.tolist()
+        def generate_local() -> list[Sequence[float]]:
+            generated = self.generate_and_score([self._data[index] for index in indices[local]], is_first_round)
+            self.store(rollouts[local], generated)
+            return [completion.rewards for completion in generated[0]]
 
         rewards = np.array(list(itertools.chain(*gather_results(generate_local))))[: len(rollouts)]  # (rollouts, F)
         of_requests = np.split(rewards, np.cumsum(sizes)[:-1])

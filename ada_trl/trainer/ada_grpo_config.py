@@ -3,6 +3,7 @@
 import inspect
 import math
 import os
+import sys
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -10,10 +11,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from trl import GRPOConfig
 
-from ..core import SlotRule
 from ..core.advantages import POWERS
 from ..core.allocation import check_rule
-from .validation import check_rules
+from .mode import SEQ_MODES, Mode
 
 
 # Fields whose default depends on other fields. They are derived again when a trainer is built, unless they were set.
@@ -21,6 +21,8 @@ DERIVED = (
     *("adaptive_sampling", "num_generations", "num_generations_eval", "samples_per_round", "max_rounds"),
     *("prompt_weighting", "pass_rate_estimator", "vllm_weight_sync_dir"),
 )
+# Fields of which [`~trl.GRPOTrainer`] keeps the values, and the place of files.
+TAKEN_BY_TRL = ("scale_rewards", "epsilon_high", "vllm_weight_sync_dir")
 WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
 EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation, at most, where a training step samples one
 
@@ -167,7 +169,6 @@ class AdaGRPOConfig(GRPOConfig):
 
     # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
     _derived = frozenset[str]()
-    _is_used_by_ada_trainer = False  # while one is constructed
 
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
@@ -182,13 +183,16 @@ class AdaGRPOConfig(GRPOConfig):
         super().__post_init__()
         self.__dict__.update(given)
         self._resolve_defaults()
-        check_rules(self)
+        Mode.of(self)
         self._derived = frozenset(unset)
 
-    def resolve(self) -> None:
+    def resolve(self) -> Mode:
         """
         Derive and check everything again, because fields may have been set since the construction, as sweeps do. A field that
         was never set, or was set to `None`, is derived from the other fields' present values.
+
+        Returns:
+            [`~trainer.mode.Mode`]: of the present values.
 
         Raises:
             `ValueError`: as the constructor.
@@ -199,7 +203,7 @@ class AdaGRPOConfig(GRPOConfig):
             self._check_choices()
             self._resolve_sampling()
             self._resolve_defaults()
-            check_rules(self)
+            return Mode.of(self)
         finally:  # also if the present values are invalid, because they may be corrected
             self._derived = frozenset(unset)
 
@@ -210,26 +214,32 @@ class AdaGRPOConfig(GRPOConfig):
         super().__setattr__(name, value)
 
     def _check_choices(self) -> None:
-        """Check the values of options with choices first, because the rules and those of TRL compute with them."""
-        for name, hint in AdaGRPOConfig.__annotations__.items():
-            value, kinds = getattr(self, name), get_args(hint)
-            # Of `Literal[...] | None`, the choices.
-            choices = [choice for kind in kinds for choice in get_args(kind)] or [
-                choice for choice in kinds if isinstance(choice, str | int)
-            ]
-            if choices and value is not None and value not in choices:
-                raise ValueError(f"{name} ({value!r}) must be one of {', '.join(map(repr, choices))}.")
+        """Check the value of each option first, because the rules and those of TRL compute with them."""
+        # Not assignments, with which a derived option would count as set.
+        for name, value in list(vars(self).items()):
+            if name in AdaGRPOConfig.__annotations__:
+                self.__dict__[name] = read_option(name, value, AdaGRPOConfig.__annotations__[name])
+            elif isinstance(value, np.integer):  # num_iterations, num_generations_eval, … of TRL
+                self.__dict__[name] = int(value)
 
     @property
     def place_model_on_device(self) -> bool | None:
         """
-        As in [`~transformers.TrainingArguments`], for an [`AdaGRPOTrainer`] only. The constructor of every trainer reads this
-        property; with another one, these options would be ignored, and all advantages of single rollouts 0.
+        As in [`~transformers.TrainingArguments`]. The constructor of every trainer reads this property: a [`~trl.GRPOTrainer`] would
+        ignore these options, and all advantages of single rollouts would be 0. Other trainers do not depend on them, such as the
+        one with which a tracker saves the final model.
+
+        Raises:
+            `TypeError`: if a [`~trl.GRPOTrainer`] is constructed that is no [`AdaGRPOTrainer`].
         """
-        if not self._is_used_by_ada_trainer:
+        from trl import GRPOTrainer  # now, because importing it takes seconds
+
+        # A trainer does not tell its arguments who it is: the caller is `Trainer.__init__`.
+        reader = sys._getframe(1).f_locals.get("self")
+        if isinstance(reader, GRPOTrainer) and not hasattr(reader, "compute_advantages"):
             raise TypeError(
-                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes the "
-                "same arguments."
+                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes "
+                "the same arguments."
             )
         return super().place_model_on_device
 
@@ -261,15 +271,17 @@ class AdaGRPOConfig(GRPOConfig):
         self.scale_rewards = {"true": "group", "false": "none"}.get(
             str(self.scale_rewards).lower(), self.scale_rewards
         )
-        if self.max_rounds is None and (self.is_sequential or self.zero_variance_groups == "resample"):
+        is_sequential = self.adaptive_sampling in SEQ_MODES
+        if self.max_rounds is None and (is_sequential or self.zero_variance_groups == "resample"):
             # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
-            self.max_rounds = 8 if self.is_sequential else 4
-        if self.samples_per_round is None and self.is_sequential:
+            self.max_rounds = 8 if is_sequential else 4
+        if self.samples_per_round is None and is_sequential:
             self.samples_per_round = self.num_generations
         if self.prompt_weighting is None:
-            # The division by the standard deviation of the group is a prompt weight as well.
             is_weighted = self.adaptive_sampling != "uniform" and self.baseline == "pool"
-            self.prompt_weighting = "inverse_sqrt" if is_weighted and not self.divides_by_group_std else "none"
+            # The division by the standard deviation of the group is a prompt weight as well.
+            is_divided = self.scale_rewards == "group" or self.multi_objective_aggregation == "normalize_then_sum"
+            self.prompt_weighting = "inverse_sqrt" if is_weighted and not is_divided else "none"
         self.prompt_weighting = _read_weighting(self.prompt_weighting)
         if self.adaptive_sampling == "est":
             self.allocation_rule = check_rule(self.allocation_rule)  # type: ignore[assignment] # a name or a number
@@ -283,6 +295,10 @@ class AdaGRPOConfig(GRPOConfig):
     def is_set(self, name: str) -> bool:
         """Whether the value of a field was given, and not derived from the other fields."""
         return name not in self._derived
+
+    def own_options(self) -> dict[str, Any]:
+        """Options by name that TRL does not know, and `num_generations`; without the directory, which follows `output_dir`."""
+        return {name: getattr(self, name) for name in AdaGRPOConfig.__annotations__ if name not in TAKEN_BY_TRL}
 
     @property
     def float32_threshold(self) -> float:
@@ -299,80 +315,32 @@ class AdaGRPOConfig(GRPOConfig):
         """Prompts in the batch that is generated at once, of all processes."""
         return self.generation_batch_size // self.num_generations
 
-    @property
-    def trains_as_grpo(self) -> bool:
-        """Whether no option changes what [`~trl.GRPOTrainer`] trains on."""
-        is_uniform = self.adaptive_sampling == "uniform" and self.prompt_weighting in ("none", 1.0)
-        return is_uniform and self.baseline == "pool" and not self.uses_prompt_queue
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether rounds of a prompt follow each other until it is solved, and a group is selected from them (Seq modes)."""
-        return self.adaptive_sampling in ("seq-balance", "seq-pos")
+def read_option(name: str, value: Any, hint: Any) -> Any:
+    """
+    Return the value of an option as the type of its annotation: a sweep passes numbers of NumPy, and a table 4.0 for 4.
 
-    @property
-    def uses_estimated_budgets(self) -> bool:
-        """Whether rollouts are allocated by pass rates that are estimated before sampling (Est)."""
-        return self.adaptive_sampling == "est"
-
-    @property
-    def round_size(self) -> int:
-        """Rollouts of a prompt in one round; the average where budgets differ."""
-        return self.samples_per_round or self.num_generations
-
-    @property
-    def rounds_per_step(self) -> int:
-        """Maximum number of rounds of a prompt in one step."""
-        return self.max_rounds if self.is_sequential and self.max_rounds else 1
-
-    @property
-    def prompts_per_slot(self) -> int:
-        """Maximum number of prompts that are sampled one after another for one place in the batch."""
-        return self.max_rounds if self.zero_variance_groups == "resample" and self.max_rounds else 1
-
-    @property
-    def slot_rule(self) -> SlotRule:
-        """When the sampling of a prompt stops. With one round its numbers of positives and negatives are used for metrics only."""
-        return SlotRule(
-            min_positives=self.min_positives,
-            min_negatives=0 if self.retries or self.adaptive_sampling == "seq-pos" else self.min_negatives,
-            max_rounds=self.rounds_per_step,
-            compares_each_reward=self.compares_each_reward,
-        )
-
-    @property
-    def compares_each_reward(self) -> bool:
-        """Whether groups of equal sums have advantages if the rewards of single functions differ (GDPO)."""
-        return self.multi_objective_aggregation == "normalize_then_sum" and self.success_function is None
-
-    @property
-    def divides_by_group_std(self) -> bool:
-        return self.scale_rewards == "group" or self.multi_objective_aggregation == "normalize_then_sum"
-
-    @property
-    def is_multi_round(self) -> bool:
-        """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
-        return self.is_sequential or self.zero_variance_groups == "resample"
-
-    @property
-    def resamples_prompts(self) -> bool:
-        """Whether a step samples other prompts than the next ones of the dataset."""
-        return self.retries > 0 or self.zero_variance_groups == "resample"
-
-    @property
-    def uses_prompt_queue(self) -> bool:
-        """Whether prompts come from the prompt queue: a step samples other ones than the data loader's next, or needs them earlier."""
-        return self.resamples_prompts or self.max_staleness > 0
-
-    @property
-    def needs_successes(self) -> bool:
-        """Whether it matters for training which rollouts are successes, rather than for metrics only."""
-        return self.adaptive_sampling != "uniform" or self.retries > 0 or self.prompt_weighting not in ("none", 1.0)
-
-    @property
-    def tracks_pass_rates(self) -> bool:
-        """Whether per-prompt pass rates are recorded."""
-        return self.pass_rate_estimator is not None
+    Raises:
+        `ValueError`: If it is not a number of that type, or not one of the choices of a `Literal`. The values of a `str` that is
+            not a `Literal` are checked by rules, because numbers and booleans may be among them.
+    """
+    if getattr(value, "ndim", None) == 0:  # a scalar of NumPy, or a tensor without dimensions
+        value = value.item()
+    # The parts of `Literal[...]`, `Literal[...] | None`, `int | None` and `int`.
+    parts = [part for kind in get_args(hint) or [hint] for part in get_args(kind) or [kind]]
+    choices = [part for part in parts if isinstance(part, str | int)]
+    may_be_none = type(None) in parts or name in DERIVED
+    if str in parts or (value is None and may_be_none):
+        return value
+    if choices:
+        is_valid, allowed = value in choices, f"one of {', '.join(map(repr, choices))}"
+    elif int in parts:
+        is_valid, allowed = isinstance(value, int | float) and value % 1 == 0, "an integer"
+    else:
+        is_valid, allowed = isinstance(value, int | float), "a number"
+    if not is_valid:
+        raise ValueError(f"{name} ({value!r}) must be {allowed}. Leave it unset for the default.")
+    return int(value) if int in parts else value
 
 
 def _read_weighting(weighting: Any) -> Any:

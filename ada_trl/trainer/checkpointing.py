@@ -13,7 +13,7 @@ STATE_FILE = "ada_state.json"
 def save_state(checkpoint: str, state: dict[str, Any]) -> None:
     """Write the state atomically."""
     with atomic_write(os.path.join(checkpoint, STATE_FILE)) as temporary:
-        temporary.write_text(json.dumps(state))
+        temporary.write_text(json.dumps(state), encoding="utf-8")
 
 
 def load_state(checkpoint: str) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def load_state(checkpoint: str) -> dict[str, Any]:
     """
     path = os.path.join(checkpoint, STATE_FILE)
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             return json.load(file)
     except FileNotFoundError:
         return {}

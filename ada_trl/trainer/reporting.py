@@ -11,9 +11,11 @@ import numpy as np
 from trl import GRPOConfig
 
 from ..core import Rollouts
-from ..core.metrics import threshold_outside_reward_range
+from ..core.metrics import RewardKind, kind_of_rewards, threshold_outside_reward_range
+from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
+from .mode import Mode
 
 
 logger = get_logger(__name__)
@@ -37,34 +39,34 @@ OF_ROWS_IN_LOSS = [
 ]
 
 
-def logged_metrics(args: AdaGRPOConfig) -> set[str]:
+def logged_metrics(args: AdaGRPOConfig, mode: Mode) -> set[str]:
     """
-    Names of the metrics under `ada/` that a person reads, in the mode of `args`: at most 20, and 12 with the batch
+    Names of the metrics under `ada/` that a person reads, in a mode: at most 20, and 12 with the batch
     baseline. All others are logged with `log_completions=True` only, and so are those of these that another mode has.
     """
-    is_estimated, n = args.uses_estimated_budgets, args.num_generations
+    is_estimated, n = mode.is_estimated, mode.num_generations
     names = ["samples_per_prompt/mean", "frac_zero_advantage_groups", "pass_rate/mean"]
     names += ["tokens/generated", "time/generate", "time/reward"]
-    if args.is_sequential:
+    if mode.is_sequential:
         names += ["rounds/mean", "frac_exit_condition_met"]
-    if args.is_sequential or is_estimated:
+    if mode.is_sequential or is_estimated:
         names += ["samples_per_prompt/max"]
-    is_adaptive = args.is_sequential or args.resamples_prompts or args.baseline == "batch"
+    is_adaptive = mode.is_sequential or mode.resamples_prompts or mode.baseline == "batch"
     if is_adaptive and n > 1 and not is_estimated:  # GRPO has groups of one size
         names += ["frac_reward_zero_std/first_round"]
         # In all other modes a group that has a gradient has it in the first round.
-        names += ["frac_recovered_groups"] if args.is_sequential or args.baseline == "batch" else []
+        names += ["frac_recovered_groups"] if mode.is_sequential or mode.baseline == "batch" else []
     if is_estimated:
         names += ["estimator/brier", "estimator/brier_constant"]
-    if args.is_multi_round or args.zero_variance_groups == "mask":
+    if mode.is_multi_round or mode.zero_variance_groups == "mask":
         names += ["tokens/discarded"]
-    if args.resamples_prompts:
-        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if args.retries else 'sampled'}"]
+    if mode.resamples_prompts:
+        names += ["prompts/queue", "prompts/epoch", f"prompts/{'frac_retried' if mode.retries else 'sampled'}"]
     if args.use_vllm and args.vllm_mode == "server":
         names += ["vllm/retries", "vllm/weight_check_logprob_diff"]
-        if args.is_multi_round:
+        if mode.is_multi_round:
             names += ["vllm/wasted_rounds", "time/idle", "time/reward_overlapped"]
-    if args.max_staleness:
+    if mode.max_staleness:
         names += ["ess_ratio"]
     return set(names)
 
@@ -72,14 +74,16 @@ def logged_metrics(args: AdaGRPOConfig) -> set[str]:
 # The start of training
 
 
-def report_start(args: AdaGRPOConfig, num_prompts: int | None, own_advantages: str | None = None) -> None:
+def report_start(args: AdaGRPOConfig, mode: Mode, num_prompts: int | None, own_advantages: str | None = None) -> None:
     """Print [`describe_run`] on the main process, unless warnings are hidden."""
-    sentence = describe_run(args, num_prompts, own_advantages)
+    sentence = describe_run(args, mode, num_prompts, own_advantages)
     if sentence and args.process_index == 0 and args.get_process_log_level() <= logging.WARNING:
-        print(sentence, flush=True)
+        show(sentence)
 
 
-def describe_run(args: AdaGRPOConfig, num_prompts: int | None = None, own_advantages: str | None = None) -> str:
+def describe_run(
+    args: AdaGRPOConfig, mode: Mode, num_prompts: int | None = None, own_advantages: str | None = None
+) -> str:
     """
     Describe in one sentence how a run on `num_prompts` rows (`None` if unknown) differs from [`~trl.GRPOTrainer`] with
     the defaults of [`~trl.GRPOConfig`]; empty if it does not. `own_advantages` is the name of the user's function of
@@ -88,37 +92,37 @@ def describe_run(args: AdaGRPOConfig, num_prompts: int | None = None, own_advant
     given = {name: getattr(args, name) for name in OF_GRPO}
     options = [f"{name}={value!r} ({OF_GRPO[name]!r})" for name, value in given.items() if value != OF_GRPO[name]]
     clauses = [
-        "" if args.trains_as_grpo else _describe_sampling(args),
+        "" if mode.trains_as_grpo else _describe_sampling(args, mode),
         f"advantages are those of {own_advantages}" if own_advantages else "",
-        "" if num_prompts is None else _describe_length(args, num_prompts),
+        "" if num_prompts is None else _describe_length(args, mode, num_prompts),
         f"options that differ from GRPO (its values in parentheses): {', '.join(options)}" if options else "",
     ]
     sentence = "; ".join(filter(None, clauses))
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
-def _describe_sampling(args: AdaGRPOConfig) -> str:
-    rule, n = args.slot_rule, args.num_generations
+def _describe_sampling(args: AdaGRPOConfig, mode: Mode) -> str:
+    rule, n = mode.slot_rule, mode.num_generations
     number = pluralize(n, "rollout")
-    if args.uses_estimated_budgets:
-        number = f"{args.min_samples} to {args.max_samples} rollouts ({n} on average)"
-    elif args.is_sequential:
+    if mode.is_estimated:
+        number = f"{mode.min_samples} to {mode.max_samples} rollouts ({n} on average)"
+    elif mode.is_sequential:
         condition = f"{rule.min_positives} positive" + f" and {rule.min_negatives} negative" * (rule.min_negatives > 0)
-        number = f"up to {args.rounds_per_step} rounds of {args.round_size} rollouts, until there are {condition}"
-    elif args.baseline == "batch" and n > 1:
+        number = f"up to {rule.max_rounds} rounds of {mode.round_size} rollouts, until there are {condition}"
+    elif mode.baseline == "batch" and n > 1:
         number += " (num_generations=1 is sufficient and gives more prompts)"
     text = f"{pluralize(args.prompts_per_step, 'prompt')} per generation batch, each with {number}"
-    again = f"in up to {pluralize(args.retries, 'later step')}"
-    return f"{text}, and without a positive one again {again}" if args.retries else text
+    again = f"in up to {pluralize(mode.retries, 'later step')}"
+    return f"{text}, and without a positive one again {again}" if mode.retries else text
 
 
-def _describe_length(args: AdaGRPOConfig, num_prompts: int) -> str:
+def _describe_length(args: AdaGRPOConfig, mode: Mode, num_prompts: int) -> str:
     """Steps and passes over the dataset of this run and of GRPO, and intervals that are longer than the run."""
-    n, rows = args.num_generations, args.generation_batch_size
+    n, rows = mode.num_generations, args.generation_batch_size
     of_grpo = n
     if n == 1 or not args.is_set("num_generations"):
         of_grpo = next(size for size in range(OF_GRPO["num_generations"], 0, -1) if rows % size == 0)
-    if of_grpo == n and args.trains_as_grpo:
+    if of_grpo == n and mode.trains_as_grpo:
         return ""
 
     def describe(size: int, bound: str = "") -> str:
@@ -128,7 +132,7 @@ def _describe_length(args: AdaGRPOConfig, num_prompts: int) -> str:
         return f"{pluralize(steps, 'step')}, {bound}{passes:.3g} {'pass' if passes == 1 else 'passes'}"
 
     # Retries take the places of new prompts, and dynamic sampling takes more of them.
-    bound = "at most " if args.retries else "at least " if args.resamples_prompts else ""
+    bound = "at most " if mode.retries else "at least " if mode.resamples_prompts else ""
     text = f"{describe(n, bound)} over the dataset"
     steps, steps_of_grpo = (training_steps(args, num_prompts, size) for size in (n, of_grpo))
     if of_grpo != n:
@@ -156,6 +160,25 @@ def training_steps(args: AdaGRPOConfig, num_prompts: int, num_generations: int) 
 # During training
 
 
+# Modes for rewards that cannot be compared with the mean of other prompts.
+OF_GROUP = "baseline='pool', adaptive_sampling='uniform', num_generations=4 and scale_rewards='group'"
+REWARDS_TO_COMPARE = 512  # as many as `kind_of_rewards` needs
+
+
+def advise_on_rewards(kind: RewardKind) -> str:
+    """The problem of rewards with `baseline="batch"` and the mode to use, in sentences; empty if there is none."""
+    return {
+        "comparable": "",
+        "outliers": "Rare rewards far below all others dominate the gradient of baseline='batch'. Limit the reward to "
+        "the range that matters, or set scale_rewards='rank', which counts only the order of the rewards.",
+        "levels": "Rewards of different prompts differ much more than those of one prompt, so that baseline='batch' "
+        f"learns next to nothing. Compare the rollouts of each prompt, with {OF_GROUP}.",
+        "distinct": "Most rewards are different, as those of a reward model. If their level depends on the prompt, "
+        f"baseline='batch' learns next to nothing: compare the rollouts of each prompt, with {OF_GROUP}. "
+        "`ada-trl check` samples each prompt several times and tells whether it does.",
+    }[kind]
+
+
 class TrainingDiagnostics:
     """
     Checks the metrics of every generation batch, and logs each of these warnings at most once:
@@ -163,27 +186,32 @@ class TrainingDiagnostics:
     - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt
       weights or recorded pass rates depend on it;
     - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked;
+    - with `compares_prompts`, rewards of different prompts that cannot be compared, after the first 512;
     - with retries, for `steps` generation batches, no success, or batches full of retries that hardly ever succeed.
 
     Args:
-        args ([`AdaGRPOConfig`]):
-            Configuration of the run.
+        args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
+            Configuration of the run, and its mode.
+        compares_prompts (`bool`, *optional*, defaults to `False`):
+            Whether the mean reward of other prompts is the baseline.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, steps: int = 20):
+    def __init__(self, args: AdaGRPOConfig, mode: Mode, compares_prompts: bool = False, steps: int = 20):
         self.steps = steps
-        self._args = args
+        self._args, self._mode = args, mode
         # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once
         # compared.
         self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
-        if args.needs_successes or args.tracks_pass_rates:  # anything depends on them
+        if mode.needs_successes or mode.pass_rate_estimator:  # anything depends on them
             self._early = []
+        # Rollouts of the first generation batches that have a reward; `None` once the kind of the rewards is known.
+        self._rewards: list[Rollouts] | None = [] if compares_prompts else None
         self._last_gradient: int | None = None  # the last step with one
         self._warned = False  # that there is none
         # Prompts, retries, solved retries and solved prompts of the last generation batches; `None` once reported.
-        self._retries: list[tuple[int, int, int, int]] | None = [] if args.retries else None
+        self._retries: list[tuple[int, int, int, int]] | None = [] if mode.retries else None
 
     def observe(self, metrics: Mapping[str, float], rollouts: Rollouts, step: int) -> None:
         """
@@ -204,9 +232,29 @@ class TrainingDiagnostics:
             if len(self._early) == 2:
                 self._check_threshold(*map(np.concatenate, zip(*self._early, strict=True)))
                 self._early = None
+        if self._rewards is not None:
+            self._check_rewards(rollouts)
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
         if self._retries is not None and metrics["frac_zero_advantage_groups"] < 1:
             self._check_retries(rollouts)
+
+    def _check_rewards(self, rollouts: Rollouts) -> None:
+        batches = self._rewards = [*(self._rewards or []), rollouts.where(rollouts.has_reward_N)]
+        reward_N = np.concatenate([batch.reward_N for batch in batches])
+        if len(reward_N) < REWARDS_TO_COMPARE:
+            return
+        self._rewards = None
+        # The same prompt in two batches is two prompts here.
+        first = np.cumsum([0, *(batch.num_prompts for batch in batches[:-1])])
+        prompt_N = np.concatenate([start + batch.prompt_N for start, batch in zip(first, batches, strict=True)])
+        kind = kind_of_rewards(reward_N, prompt_N)
+        if kind == "outliers" and self._args.scale_rewards == "rank":
+            return
+        if advice := advise_on_rewards(kind):
+            low, median, high = np.quantile(reward_N, (0, 0.5, 1))
+            logger.warning(
+                f"The first {len(reward_N)} rewards range from {low:.3g} to {high:.3g} (median {median:.3g}). {advice}"
+            )
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
         if self._last_gradient is None or step < self._last_gradient:  # the first step of another training
@@ -218,7 +266,7 @@ class TrainingDiagnostics:
             rewards = reward_N[~np.isnan(reward_N)]
             is_constant = len(rewards) > 1 and rewards.min() == rewards.max()
             found = f"all rewards are {rewards[0]:.3g}" if is_constant else "ada/frac_zero_advantage_groups is 100%"
-            longer = "max_rounds or max_completion_length" if self._args.is_sequential else "max_completion_length"
+            longer = "max_rounds or max_completion_length" if self._mode.is_sequential else "max_completion_length"
             logger.warning(
                 f"For {steps} steps, no prompt has had a gradient ({found} now). The rollouts that are compared have "
                 "equal rewards or none, or are masked as truncated. If they are all correct, train on harder prompts; "
@@ -262,10 +310,10 @@ class TrainingDiagnostics:
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"
-        if args.retries:
+        if self._mode.retries:
             effect = "no prompt is retried" if pass_rate > 0.5 else "retries=0 keeps retries from filling the batches"
             self._retries = None
-        elif not args.needs_successes:
+        elif not self._mode.needs_successes:
             effect = "the recorded pass rates carry no information; training does not depend on them"
         logger.warning(
             f"{found.capitalize()} of the first two generation batches is a success: {self._success} ranges from "

@@ -12,8 +12,8 @@ import torch
 from trl import GRPOTrainer
 
 from ..core import Slot
-from ..sampling.prompts import PromptBatch
-from ..sampling.sampler import Completion, Completions, RolloutSampler
+from ..sampling.prompts import StepPlan
+from ..sampling.sampler import Completion, Generated, RolloutSampler
 from ..sampling.synchronous import SynchronousSampler
 from ..utils.copying import SharedLeaves, copy_containers
 from ..utils.distributed import no_collectives, synchronized_errors
@@ -43,14 +43,14 @@ class RoundGenerator:
         # Instances that were used in this step, by environment name.
         self._used_environments: dict[str | None, list] | None = None
 
-    def build_sampler(self, prompts: PromptBatch, slots: list[Slot], *, samples_async: bool) -> RolloutSampler:
+    def build_sampler(self, plan: StepPlan, slots: list[Slot], *, samples_async: bool) -> RolloutSampler:
         """A sampler of the step's slots; with `samples_async` of a vLLM server, without a barrier between rounds. Collective."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
         if not samples_async:
             is_single_turn = not trainer.tools and trainer.environment_factories is None
             return SynchronousSampler(
-                rows=prompts.local_rows,
-                row_ranks=prompts.row_ranks,
+                rows=plan.local_rows,
+                row_ranks=plan.row_ranks,
                 generate_and_score=self.generate_and_score,
                 # On a CPU every rollout costs time, and those of an episode cost the time of its tools.
                 fills_rounds=is_single_turn and trainer.accelerator.device.type != "cpu",
@@ -61,16 +61,16 @@ class RoundGenerator:
 
         prepared, prompt_ids, images = [], [], None
         with synchronized_errors():
-            if prompts.local_rows:
-                prepared = self.prepare(prompts.local_rows)
+            if plan.local_rows:
+                prepared = self.prepare(plan.local_rows)
                 prompt_ids, images, _ = trainer._tokenize_prompts(prepared)
-        before = sum(owner < rank for owner in prompts.slot_ranks)
+        before = sum(owner < rank for owner in plan.slot_ranks)
         return AsyncVLLMSampler(
-            local_slots=range(before, before + prompts.slot_ranks.count(rank)),
+            local_slots=range(before, before + plan.slot_ranks.count(rank)),
             vllm=trainer.vllm_generation,
             prompt_ids=prompt_ids,
             images=images,
-            score=self.make_score_fn(prompts.local_rows, prepared, prompt_ids, images),
+            score=self.make_score_fn(plan.local_rows, prepared, prompt_ids, images),
             slots=slots,
             accelerator=trainer.accelerator,
         )
@@ -100,7 +100,7 @@ class RoundGenerator:
                 trl_private.environment_pool(self.trainer)[name][:0] = environments
             self._used_environments = None
 
-    def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Completions:
+    def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Generated:
         """
         Generate and score one completion for each of `rows`, on this rank. Ranks need not call it together, except where the
         model's own forward pass is collective (FSDP, ZeRO-3).
@@ -114,7 +114,7 @@ class RoundGenerator:
         of prompts, completion ids, their log-probabilities, and whether they belong to the first round.
         """
 
-        def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Completions:
+        def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Generated:
             # The prompts were tokenized before the completions were requested.
             tokenized: tuple = [prompt_ids[i] for i in positions], images and [images[i] for i in positions], {}
             copies = [copy_containers((rows[i], prompts[i])) for i in positions]
@@ -127,7 +127,7 @@ class RoundGenerator:
 
         return score
 
-    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool) -> Completions:
+    def _sample(self, rows: list[dict], prompts: list, is_first_round: bool) -> Generated:
         """Generate and score one completion for each prompt, on this rank alone."""
         trainer = self.trainer
         state, tokens_seen = TrainingState(trainer.model), trainer.state.num_input_tokens_seen
@@ -154,15 +154,10 @@ class RoundGenerator:
             seen = trainer.state.num_input_tokens_seen - tokens_seen
         finally:
             trainer.state.num_input_tokens_seen = tokens_seen
-        return Completions(
-            rows=self._split(columns, prompts, extras),
-            rewards=without_infinities(rewards),
-            tool_calls=(calls, failures),
-            reward_seconds=seconds,
-            tokens_seen=seen,
-        )
+        stats = {"tokens/seen": seen, "time/reward": seconds, "tools/calls": calls, "tools/failures": failures}
+        return self._split(columns, prompts, extras, without_infinities(rewards).tolist()), stats
 
-    def _split(self, columns: tuple, prompts: list, extras: list[dict]) -> list[Completion]:
+    def _split(self, columns: tuple, prompts: list, extras: list[dict], rewards: list) -> list[Completion]:
         trainer = self.trainer
         lengths = completion_lengths(trainer, columns)
         rows: list[dict] = [{"prompt": prompt} for prompt in prompts]
@@ -177,6 +172,7 @@ class RoundGenerator:
                 length=lengths[i][0],
                 truncated=lengths[i][1],
                 environment=trainer.environments and trainer.environments[i],
+                rewards=rewards[i],
             )
             for i, values in enumerate(_columns_to_rows(columns, len(prompts)))
         ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
@@ -68,12 +69,14 @@ def drop_metric(trainer: GRPOTrainer, name: str) -> None:
     trainer._metrics["train"].pop(name, None)
 
 
-def replace_logged_advantages(trainer: GRPOTrainer, advantages: Sequence[float]) -> None:
-    """Overwrite the advantages of this batch in the table of completions."""
-    logged = trainer._logs["advantages"]
-    for _ in range(min(len(advantages), len(logged))):
+def replace_advantages(trainer: GRPOTrainer, output: dict[str, Any], advantage_of_row: np.ndarray) -> None:
+    """Overwrite the advantages of this rank's batch `output`, and in the table of completions, with those of all ranks' rows."""
+    rows, logged = len(output["advantages"]), trainer._logs["advantages"]
+    start = trainer.accelerator.process_index * rows
+    output["advantages"] = output["advantages"].new_tensor(advantage_of_row[start : start + rows])
+    for _ in range(min(len(advantage_of_row), len(logged))):
         logged.pop()
-    logged.extend(advantages)
+    logged.extend(advantage_of_row.tolist())
 
 
 def append_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) -> None:

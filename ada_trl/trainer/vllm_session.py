@@ -1,6 +1,7 @@
-"""The trainer's vLLM engine: weights are pushed before a generation and verified after it, and everything is cleaned up at the end."""
+"""The trainer's vLLM engine: its weights before and after a generation, and its end."""
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 
 import torch
@@ -25,9 +26,6 @@ class VLLMSession:
     def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
         self._is_running = False
-        self._is_generating = False
-        self._step: int | None = None  # optimizer step of the engine's weights
-        self._prefetch_is_verified = False
 
     @property
     def uses_server(self) -> bool:
@@ -73,61 +71,55 @@ class VLLMSession:
         In a training step, rollouts of [`prefetch`] are returned if there are any; they come from earlier weights, and were verified
         before newer ones were pushed. An evaluation needs the newest weights.
         """
-        if not self.trainer.use_vllm or self._is_generating:
+        if not self.trainer.use_vllm or self.trainer.vllm_generation.weights.use != "idle":
             yield
             return
         engine = self.trainer.vllm_generation
-        self._is_generating = True
-        try:
-            if engine.enable_sleep_mode and not self.uses_server:
-                with engine.awake(self.push_weights), engine.skipping_syncs():
-                    yield
-                return
-            self.sync_weights_if_needed()
-            if self.uses_server and engine.has_prefetched and self.trainer.model.training:
-                with engine.returning_prefetched(), engine.skipping_syncs():
-                    yield
-                return
-            with engine.skipping_syncs():
+        if engine.enable_sleep_mode and not self.uses_server:
+            with engine.awake(self.push_weights), engine.weights.used_for("generating"):
                 yield
-            if self.uses_server:
-                engine.weight_check.verify_generation()
-        finally:
-            self._is_generating = False
+            return
+        self.sync_weights_if_needed()
+        is_ahead = engine.prefetched is not None and self.trainer.model.training
+        with engine.weights.used_for("returning" if is_ahead else "generating"):
+            yield
+        if self.uses_server and not is_ahead:
+            engine.weight_check.verify_generation()
 
     def sync_weights_if_needed(self) -> None:
         """Push weights that the engine does not have yet. Collective."""
         self._finish_prefetch()
-        if self._step != self.trainer.state.global_step:
+        if self.trainer.vllm_generation.weights.step != self.trainer.state.global_step:
             self.push_weights()
 
     def push_weights(self) -> None:
         engine = self.trainer.vllm_generation
-        with profiling_context(self.trainer, "sync_weights"):
+        with profiling_context(self.trainer, "sync_weights"), engine.weights.used_for("receiving"):
             engine.sync_weights()
             if self.uses_server:
                 engine.weight_check.verify_synchronization(self.trainer.model)
-        self._step = self.trainer.state.global_step
+        engine.weights.step = self.trainer.state.global_step
 
     def forget_weights(self) -> None:
         """Push weights again before the next generation, although it belongs to the same optimizer step."""
-        self._step = None
+        if self.trainer.use_vllm:
+            self.trainer.vllm_generation.weights.step = None
 
     def prefetch(self, prompt_ids: list[list[int]], images: list[list | None] | None) -> None:
         """Request the rollouts of the next step's rows now, from the newest weights. Collective."""
         self.sync_weights_if_needed()
         self.trainer.vllm_generation.prefetch(prompt_ids, images)
-        self._prefetch_is_verified = False
 
     def _finish_prefetch(self) -> None:
         """Wait for prefetched rollouts: nothing may be in flight while the weights change. Collective."""
         engine = self.trainer.vllm_generation
-        if self.uses_server and engine.has_prefetched and not self._prefetch_is_verified:
-            engine.wait_for_prefetch()
+        batch = engine.prefetched
+        if batch is not None and not batch.is_verified:
+            wait(batch.futures)  # failures are raised where the completions are needed
             # The main process checks the weights for all: not before the rollouts of every process have arrived.
             self.trainer.accelerator.wait_for_everyone()
             engine.weight_check.verify_generation()
-            self._prefetch_is_verified = True
+            engine.prefetched = batch._replace(is_verified=True)
 
     def collect_metrics(self) -> dict[str, float]:
         """Retries and timeouts of all ranks since the last call, and the result of the last weight check. Collective."""

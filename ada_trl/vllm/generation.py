@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from .client import TimeoutVLLMClient
 from .errors import RESUME, VLLMServerError, make_error_factory
 from .requested_batch import RequestedBatch, split_rows, to_rows
 from .transport import RequestGroup
-from .weight_check import WeightCheck
+from .weight_check import EngineWeights, WeightCheck
 from .weight_sync import WeightSync
 
 
@@ -45,7 +45,6 @@ class AdaVLLMGeneration(VLLMGeneration):
     """
 
     vllm_client: TimeoutVLLMClient
-    enable_sleep_mode: bool  # of the base class
 
     def __init__(
         self,
@@ -57,10 +56,9 @@ class AdaVLLMGeneration(VLLMGeneration):
     ):
         self._weight_sync_options = (weight_sync, weight_sync_dir)
         self.request_timeout = request_timeout
-        self.weight_check = WeightCheck(self, self.error_factory)
-        self._syncs_are_skipped = False
-        self._prefetched: RequestedBatch | None = None
-        self._returns_prefetched = False
+        self.weights = EngineWeights()
+        self.weight_check = WeightCheck(self, self.weights, self.error_factory)
+        self.prefetched: RequestedBatch | None = None  # neither returned nor cancelled
         super().__init__(*args, **kwargs)
 
     # Start-up and end
@@ -88,7 +86,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             config = self.vllm_client.read_config()
             self.weight_sync.check_adapter()
             if self.accelerator.is_main_process:
-                self.weight_check.expect_server(config)
+                self.weights.server = config
                 if self.weight_sync.method == "nccl":
                     self.vllm_client.init_communicator(device=self.accelerator.device)
                 else:
@@ -110,14 +108,15 @@ class AdaVLLMGeneration(VLLMGeneration):
     # Weight synchronization
 
     def sync_weights(self) -> None:
-        if self._syncs_are_skipped:
+        if self.weights.use in ("generating", "returning"):
             return
         if self.mode != "server":
             return super().sync_weights()
         error_factory = self.error_factory("the weights could not be sent")
         with synchronized_errors(error_factory):  # before the transfer, whose collectives a failed rank would not join
             if self.accelerator.is_main_process:
-                is_same = self.weight_check.expect_server(self.vllm_client.read_config())
+                before, self.weights.server = self.weights.server, self.vllm_client.read_config()
+                is_same = before.get("instance_id") == self.weights.server.get("instance_id")
                 if self.weight_sync.method == "nccl" and not is_same:
                     raise VLLMServerError("it was restarted, which breaks the NCCL group", "Resume the run.")
         with synchronized_errors(error_factory):
@@ -126,15 +125,6 @@ class AdaVLLMGeneration(VLLMGeneration):
                 "lora": self.weight_sync.sync_lora,
                 "disk": self.weight_sync.sync_disk,
             }[self.weight_sync.method]()
-
-    @contextmanager
-    def skipping_syncs(self) -> Iterator[None]:
-        """While the block runs, TRL's own synchronizations do nothing: the caller has sent the weights."""
-        self._syncs_are_skipped = True
-        try:
-            yield
-        finally:
-            self._syncs_are_skipped = False
 
     # Generation
 
@@ -177,8 +167,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         Generate one completion per row of this rank, as TRL's method of the same name. Collective in server mode.
 
         With a server every rank sends its own rows; equal neighboring rows are completions of one prompt, whatever
-        `num_generations` is. Inside of [`returning_prefetched`] nothing is sent: the completions of [`prefetch`] are
-        awaited and returned. Outside of it, a prefetched batch is not touched.
+        `num_generations` is. With the use `"returning"` nothing is sent: the completions of [`prefetch`] are awaited and returned.
+        The rows alone do not identify that batch: an evaluation may have the same ones, and needs the newest weights.
 
         Raises:
             [`VLLMServerError`]: on all ranks, if rows of any of them received no completion.
@@ -194,7 +184,7 @@ class AdaVLLMGeneration(VLLMGeneration):
             else synchronized_errors(self.error_factory("rollouts are missing"))
         )
         with collective, profiler or nullcontext():
-            if self._returns_prefetched:
+            if self.weights.use == "returning":
                 batch = self._take_prefetched(prompts, images)
             else:
                 batch = self._request(prompts, images)
@@ -210,64 +200,48 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def prefetch(self, prompt_ids: list[list[int]], images: list | None = None) -> None:
         """
-        Send the requests of a batch now; [`generate`] returns their completions inside of [`returning_prefetched`]. Server
-        mode only; not collective.
+        Send the requests of a batch now; [`generate`] returns their completions with the use `"returning"`. Server mode only; not
+        collective.
 
-        The completions come from the weights that the server has at this time: call [`wait_for_prefetch`] before they change.
+        The completions come from the weights that the server has at this time: wait for them before these change.
         """
-        self._prefetched = self._request(prompt_ids, images)
-
-    @property
-    def has_prefetched(self) -> bool:
-        """Whether a batch was prefetched that was neither returned nor cancelled."""
-        return self._prefetched is not None
-
-    @contextmanager
-    def returning_prefetched(self) -> Iterator[None]:
-        """
-        While the block runs, [`generate`] receives the rows of [`prefetch`] and returns their completions.
-
-        The rows do not identify the batch: an evaluation may have the same ones, and needs completions of the newest weights.
-        """
-        self._returns_prefetched = True
-        try:
-            yield
-        finally:
-            self._returns_prefetched = False
-
-    def wait_for_prefetch(self) -> None:
-        """Wait until no prefetched request is in flight. Failures are raised by [`generate`]. Not collective."""
-        if self._prefetched is not None:
-            wait(self._prefetched.futures)
+        self.prefetched = self._request(prompt_ids, images)
 
     def cancel_prefetch(self) -> None:
         """Cancel the prefetched requests that are in flight and discard the batch. Not collective."""
-        batch, self._prefetched = self._prefetched, None
+        batch, self.prefetched = self.prefetched, None
         if batch is not None:
             batch.close()
 
     def _take_prefetched(self, prompts: list[list[int]], images: list | None) -> RequestedBatch:
-        batch = self._prefetched
+        batch = self.prefetched
         if batch is None or batch.rows != to_rows(prompts, images):
             raise RuntimeError("The rows of this step are not those whose completions were requested one step ahead.")
-        self._prefetched = None
+        self.prefetched = None
         return batch
 
     # Colocate mode
 
+    @property
+    def enable_sleep_mode(self) -> bool:  # type: ignore[override] # an attribute in TRL
+        """Whether a colocated engine sleeps after each generation, as TRL reads it: not between the rounds of a step."""
+        return self._sleeps and self.weights.use == "idle"
+
+    @enable_sleep_mode.setter
+    def enable_sleep_mode(self, value: bool) -> None:
+        self._sleeps = value
+
     @contextmanager
-    def awake(self, sync: Callable[[], None]) -> Iterator[None]:
+    def awake(self, send_weights: Callable[[], None]) -> Iterator[None]:
         """
-        Keep a colocated engine with sleep mode awake over several calls of [`generate`]. Sleep has discarded its weights: `sync`
-        sends them, once for all rounds of a step.
+        Keep a colocated engine with sleep mode awake over several calls of [`generate`]. Sleep has discarded its weights, which are
+        sent once for all rounds of a step.
         """
-        self.enable_sleep_mode = False  # TRL's `generate` would send the engine to sleep
         try:
             clear_device_cache()
             self.llm.wake_up(tags=["weights"])
-            sync()
+            send_weights()
             self.llm.wake_up(tags=["kv_cache"])
             yield
         finally:
-            self.enable_sleep_mode = True
             self.llm.sleep(level=2)

@@ -19,6 +19,7 @@ class RequestedBatch(NamedTuple):
     rows: list[Row]
     futures: Sequence[Future]
     group: RequestGroup
+    is_verified: bool = False  # whether all have arrived, from the weights that the server had at the request
 
     def results(self) -> tuple[list, list]:
         """Completion ids and log-probabilities, in the order of the rows."""

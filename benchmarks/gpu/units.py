@@ -51,7 +51,7 @@ class Unit(NamedTuple):
 
 def load(path: Path) -> dict[str, dict]:
     """Results of the units, by name."""
-    return json.loads(path.read_text())["units"] if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8"))["units"] if path.exists() else {}
 
 
 def run(

@@ -39,7 +39,7 @@ class Manifest(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
         return cls(**fields | {"archives": [Archive(**archive) for archive in fields["archives"]]})
 
 
@@ -71,7 +71,7 @@ def unpack(part: Path, target: Path) -> list[str]:
     kept = target / "manifest.json"
     if kept.exists() and Manifest.load(kept) != manifest:
         raise ValueError(f"{part} is from another run of pack than the parts in {target}. Remove {target}.")
-    kept.write_text((part / "manifest.json").read_text())
+    kept.write_text((part / "manifest.json").read_text(encoding="utf-8"))
     received = target / "received"
     received.mkdir(exist_ok=True)
     (received / f"{number:03d}").write_bytes(content)

@@ -146,7 +146,7 @@ SECOND_PLAN = ("number of retries", "longer answers", "passes over the data", "l
 
 def table(part: Part, runs_dir: Path) -> str:
     """Accuracy and pass@16 after the last step, compared with the part's GRPO n=4."""
-    records = [json.loads((runs_dir / run.file_name).read_text()) for run in part.runs]
+    records = [json.loads((runs_dir / run.file_name).read_text(encoding="utf-8")) for run in part.runs]
     rows = pd.DataFrame([row for record in records for row in evaluation_rows(record)])
     labels = {(m, rate): m if rate == RATE else f"{m} at {rate:g}" for m, rate in part.methods}
     runs = {label: by_seed(rows, part.prompt_set, *method) for method, label in labels.items()}

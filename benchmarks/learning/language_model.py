@@ -171,7 +171,7 @@ def evaluate_base(prompt_set: str, task_dir: Path) -> dict:
         evaluation = task(prompt_set).evaluate(model, tokenizer, read(task_dir, prompt_set)[1])
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(evaluation))
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def train_and_save(

@@ -143,7 +143,7 @@ def write(path: Path, rows: Dataset) -> None:
 
 
 def read(path: Path) -> Dataset:
-    return Dataset.from_list([json.loads(line) for line in path.read_text().splitlines()])
+    return Dataset.from_list([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
 
 
 def read_set(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset]:

@@ -213,6 +213,6 @@ def store(name: str, runs_dir: Path) -> None:
     """Add the evaluations of the runs in `runs_dir` to the stored results `name`."""
     rows = load_rows(name, missing_ok=True)
     for path in sorted(runs_dir.glob("*.json")):
-        rows += evaluation_rows(json.loads(path.read_text()))
+        rows += evaluation_rows(json.loads(path.read_text(encoding="utf-8")))
     unique = {tuple(row[field] for field in (*Run._fields, "step", "family")): row for row in rows}
     save_rows(list(unique.values()), name)

@@ -115,7 +115,7 @@ class Ours:
     def steps(self, rows: list[list[int]]) -> int:
         self.vllm.prefetch(rows)
         for step in range(STEPS):
-            with self.vllm.returning_prefetched():
+            with self.vllm.weights.used_for("returning"):
                 self.rows(rows, 1)
             if step < STEPS - 1:
                 self.vllm.prefetch(rows)

@@ -16,6 +16,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ada_trl.commands.options import parse_args
 from ada_trl.commands.run_setup import build_trainer
+from ada_trl.utils.console import replace_unknown_characters
 from ada_trl.utils.tables import markdown_table
 from ada_trl.utils.threads import bounded_threads
 from benchmarks import plotting
@@ -128,6 +129,7 @@ do not include evaluation.
 
 
 def main() -> None:
+    replace_unknown_characters()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=LABELS, default=["grpo-n4", "seq-balance", "batch"])
     parser.add_argument(
@@ -140,8 +142,9 @@ def main() -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     results = [run(method, args.task_dir, overrides) for method in args.methods]
     report = table(results)
-    (args.output_dir / "results.json").write_text(json.dumps(results, indent=2))
-    (args.output_dir / "report.md").write_text(REPORT.format(steps=results[0]["steps"][-1], table=report))
+    (args.output_dir / "results.json").write_text(json.dumps(results, indent=2), encoding="utf-8")
+    text = REPORT.format(steps=results[0]["steps"][-1], table=report)
+    (args.output_dir / "report.md").write_text(text, encoding="utf-8")
     print(f"\n{report}\n\nWrote {args.output_dir / 'report.md'}.")
     if importlib.util.find_spec("matplotlib") is not None:  # the extra `plots`
         logs = {result["method"]: result["log_history"] for result in results}

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
+from ada_trl.utils.console import replace_unknown_characters
 from ada_trl.utils.files import atomic_write
 from ada_trl.utils.threads import bounded_threads
 
@@ -202,6 +203,7 @@ def write_task(output_dir: Path, dataset: Dataset, num_test: int, pretrain: Call
 
 
 def main() -> None:
+    replace_unknown_characters()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output_dir", type=Path, default=Path("outputs/arithmetic"), help="Directory of data/ and base/."

@@ -80,7 +80,7 @@ def running_server(model: Path, port: int, log: Path | None = None, seconds: flo
     Raises:
         `RuntimeError`: if it does not respond in time.
     """
-    output = open(log, "w") if log else None
+    output = open(log, "w", encoding="utf-8") if log else None
     # A separate process group, because ending only the API server would leave the engine process running.
     process = subprocess.Popen(
         command(model, port, **options),
@@ -106,7 +106,9 @@ def _wait_until_up(process: subprocess.Popen, url: str, seconds: float, log: Pat
                 return
         except OSError:
             time.sleep(0.5)
-    tail = f": …{log.read_text()[-3000:]}" if log else "; see its output above"
+    tail = "; see its output above"
+    if log:
+        tail = f": …{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
     if process.poll() is not None:
         raise RuntimeError(f"The vLLM server has ended with exit code {process.returncode}{tail}")
     raise RuntimeError(f"The vLLM server did not respond at {url} within {seconds:g} seconds{tail}")

@@ -20,6 +20,8 @@ import pandas as pd
 from filelock import FileLock
 from transformers.hf_argparser import HfArg
 
+from ada_trl.utils.console import replace_unknown_characters
+
 from .problems import load_problems
 from .samplers import make_sampler
 from .sampling import Measurement, Model, SamplingArguments, parse_arguments
@@ -180,6 +182,7 @@ def plot(results: pd.DataFrame) -> "Figure":
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), evaluate, and print the results."""
+    replace_unknown_characters()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = parse_arguments(EvaluateArguments, args, "Compare models by average@k and unbiased pass@k.")
     print(show(run(arguments)))

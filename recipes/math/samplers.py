@@ -99,7 +99,7 @@ class VLLMSampler:
         self.lora, options = None, {}
         adapter = Path(model) / "adapter_config.json"
         if adapter.exists():
-            config = json.loads(adapter.read_text())
+            config = json.loads(adapter.read_text(encoding="utf-8"))
             largest = max([config["r"], *(config.get("rank_pattern") or {}).values()])
             rank = next((rank for rank in LORA_RANKS if rank >= largest), largest)
             self.lora = LoRARequest("adapter", 1, model)

@@ -184,7 +184,9 @@ class Model:
 
     def _check_settings(self, path: Path, settings: dict[str, Any]) -> int:
         """Compare the settings with those of stored samples, if any, and return the number of problems per file."""
-        stored = json.loads(path.read_text()) if path.exists() else settings | {"save_every": self.args.save_every}
+        stored = settings | {"save_every": self.args.save_every}
+        if path.exists():
+            stored = json.loads(path.read_text(encoding="utf-8"))
         for name, value in settings.items():
             if stored.get(name) != value:
                 raise ValueError(
@@ -192,7 +194,7 @@ class Model:
                     "Set the former, choose another output directory, or delete the samples."
                 )
         with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(stored, indent=2) + "\n")
+            temporary.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
         return stored["save_every"]
 
     def _sample(self, prompts: list[list[int]], start: int, file: Path, wait: bool) -> None:

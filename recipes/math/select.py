@@ -18,6 +18,7 @@ from datasets import Dataset
 from filelock import FileLock
 from transformers.hf_argparser import HfArg
 
+from ada_trl.utils.console import replace_unknown_characters
 from ada_trl.utils.files import atomic_write
 
 from .cleaning import clean
@@ -128,16 +129,17 @@ def run(args: SelectArguments, make: Callable = make_sampler) -> Dataset:
     with FileLock(output_dir / ".lock"):  # several processes may share the work; one writes at a time
         with atomic_write(output_dir / DATA_FILE) as temporary:
             dataset.to_parquet(temporary)
-        (output_dir / "selection.json").write_text(json.dumps(report, indent=2) + "\n")
+        (output_dir / "selection.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return dataset
 
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), select, and print the number of problems at each stage."""
+    replace_unknown_characters()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = parse_arguments(SelectArguments, args, "Select training problems by the pass rate of a model.")
     run(arguments)
-    report = json.loads((Path(arguments.output_dir) / "selection.json").read_text())
+    report = json.loads((Path(arguments.output_dir) / "selection.json").read_text(encoding="utf-8"))
     for stage, number in report["problems"].items():
         print(f"{number:>10,}  {stage}")
     print(

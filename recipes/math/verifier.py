@@ -95,7 +95,7 @@ class _Worker:
             )  # ASCII: half a surrogate pair passes too
             self.process.stdin.flush()
             reply = self.process.stdout.readline()
-        except BrokenPipeError:
+        except OSError:  # a broken pipe, which is no BrokenPipeError on Windows
             reply = ""
         if not reply:
             self._discard()
@@ -126,7 +126,7 @@ class _Worker:
         process.stdout.close()
         try:
             process.stdin.close()
-        except BrokenPipeError:  # unread input is lost
+        except OSError:  # unread input is lost
             pass
 
 

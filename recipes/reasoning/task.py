@@ -33,6 +33,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ada_trl.utils.console import replace_unknown_characters
 from ada_trl.utils.files import atomic_write
 
 from ..arithmetic.task import save
@@ -365,6 +366,7 @@ def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS
 
 def prepare_command(prepare: Callable, description: str, output_dir: str, steps: int) -> None:
     """Call `prepare` with the arguments of the command line, whose defaults are `output_dir` and `steps`."""
+    replace_unknown_characters()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path(output_dir))
     parser.add_argument(

@@ -18,6 +18,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from ada_trl.utils.console import replace_unknown_characters
+
 from ..arithmetic.task import build_model, build_tokenizer, imitate, save, write_task
 
 
@@ -163,6 +165,7 @@ def prepare(
 
 
 def main() -> None:
+    replace_unknown_characters()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output_dir", type=Path, default=Path("outputs/sorting"), help="Directory of data/ and base/."

@@ -1,7 +1,6 @@
 """The console script: help without slow imports, user errors in one sentence, other errors with their traceback."""
 
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +31,7 @@ def command(*words, at_exit="None", **options) -> subprocess.Popen:
 @pytest.mark.parametrize("name", [None, *COMMANDS])
 def test_help_is_fast(name):
     """It takes less than a second of CPU and imports nothing slow."""
+    resource = pytest.importorskip("resource")  # not on Windows
     words, seconds = [name, "--help"] if name else ["--help"], []
     while not seconds or (seconds[-1] > 1 and len(seconds) < 3):  # others share the machine
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

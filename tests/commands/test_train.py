@@ -1,6 +1,7 @@
 """`ada-trl train`: configuration files, data, checkpoints, interruptions and preparation."""
 
 import dataclasses
+import gzip
 import json
 import os
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from datasets import Dataset, DatasetDict
 from trl import ModelConfig
 
-from ada_trl import AdaGRPOConfig
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
 from ada_trl.commands.errors import UserError
 from ada_trl.commands.options import AdaScriptArguments, find_config, parse_args
@@ -52,12 +54,11 @@ class Files:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model, a file of sums in each format, and options of a run that takes a second."""
+    """A model, a file of sums, and options of a run that takes a second."""
     directory = tmp_path_factory.mktemp("cli")
     save_tiny_model(directory / "model")
     rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(8)]
     write_jsonl(directory / "sums.jsonl", rows)
-    (directory / "sums.csv").write_text("prompt,answer\n" + "".join(f"{a}+1=,{a + 1}\n" for a in range(8)))
     quick = {name: str(value).lower() for name, value in QUICK.items()} | {"max_steps": "1"}
     options = [f"--{name}={value}" for name, value in quick.items()]
     options += [f"--model_name_or_path={directory / 'model'}", f"--dataset_name={directory / 'sums.jsonl'}"]
@@ -92,12 +93,49 @@ def test_an_error_of_a_reward_function_keeps_its_traceback(files):
     assert not isinstance(kept.value, UserError)
 
 
+LOCAL = {
+    "sums.jsonl": lambda data, path: write_jsonl(path, data),
+    "sums.csv": lambda data, path: data.to_csv(path),
+    "sums.tsv": lambda data, path: data.to_csv(path, sep="\t"),
+    "sums.parquet": lambda data, path: data.to_parquet(path),
+    "SUMS.JSONL": lambda data, path: write_jsonl(path, data),
+    "sums.v1.jsonl.gz": lambda data, path: data.to_json(path, compression="gzip"),
+    "sums.CSV.GZ": lambda data, path: gzip.open(path, "wb").write(data.to_pandas().to_csv(index=False).encode()),
+    "sums[1].jsonl": lambda data, path: write_jsonl(path, data),
+    "folder": lambda data, path: write_jsonl(made(path) / "train.jsonl", data),
+    "saved": lambda data, path: data.save_to_disk(path),
+    "saved splits": lambda data, path: DatasetDict(train=data, test=data.select([0])).save_to_disk(path),
+    "files/*.jsonl": lambda data, path: [write_jsonl(made(path.parent) / f"{i}.jsonl", [data[i]]) for i in range(8)],
+}
+
+
+def made(folder):
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("name", ["sums.jsonl", "sums.csv"])
-def test_train_takes_local_files(name, streaming, files):
-    arguments = AdaScriptArguments(dataset_name=str(files.path / name), dataset_streaming=streaming)
-    train_set, test_set = load_data(arguments, evaluate=False)
-    assert [row["prompt"] for row in train_set] == [f"{a}+1=" for a in range(8)] and test_set is None
+@pytest.mark.parametrize("name", LOCAL)
+def test_train_takes_local_data(name, streaming, files, tmp_path):
+    rows = [json.loads(line) for line in (files.path / "sums.jsonl").read_text().splitlines()]
+    LOCAL[name](Dataset.from_list(rows), tmp_path / name)
+    for given in (tmp_path / name, (tmp_path / "x").as_uri().removesuffix("x") + name):  # a path, and file://
+        arguments = AdaScriptArguments(dataset_name=str(given), dataset_streaming=streaming)
+        train_set, test_set = load_data(arguments, evaluate=False)
+        assert [row["prompt"] for row in train_set] == [f"{a}+1=" for a in range(8)] and test_set is None
+
+
+@pytest.mark.parametrize(("is_local", "written"), [(True, None), (False, "organization/sums")])
+def test_a_local_path_is_not_written_into_the_model_card(is_local, written, files, tmp_path, monkeypatch):
+    """Where it would be the name of a dataset on the hub."""
+    sums, pushed = Dataset.from_list([{"prompt": f"{a}+1="} for a in range(8)]), []
+    monkeypatch.setattr("ada_trl.commands.run_setup.load_split", lambda *args, **kwargs: sums)
+    monkeypatch.setattr("huggingface_hub.whoami", lambda token: None)
+    monkeypatch.setattr(AdaGRPOTrainer, "init_hf_repo", lambda self: None)
+    monkeypatch.setattr(AdaGRPOTrainer, "push_to_hub", lambda self, **given: pushed.append(given))
+    name = files.path / "sums.jsonl" if is_local else "organization/sums"
+    train([*files.options, f"--output_dir={tmp_path}", f"--dataset_name={name}", "--push_to_hub"])
+    assert pushed[-1] == {"dataset_name": written}
 
 
 def test_a_mixture_of_data_sets(files, tmp_path):

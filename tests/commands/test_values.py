@@ -43,7 +43,8 @@ def test_values_are_read_as_on_the_command_line(name, given, parsed, tmp_path):
     ("config", "message"),
     [
         ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of"),
-        ({"eval_strategy": False}, "False is not a valid IntervalStrategy"),  # YAML reads `no` as false
+        ({"baseline": "batch", "retries": None}, r"retries \(None\) must be an integer\. Leave it unset"),
+        ({"eval_strategy": False}, "YAML reads eval_strategy: false as False"),
     ],
 )
 def test_values_that_are_no_values_of_their_field_are_rejected(config, message, tmp_path):
@@ -54,3 +55,21 @@ def test_values_that_are_no_values_of_their_field_are_rejected(config, message, 
 def test_one_reward_function_needs_no_list(tmp_path):
     script, _, _ = parse(tmp_path / "run.yaml", {"reward_funcs": "tests.helpers.even_reward"})
     assert load_reward_funcs(script.reward_funcs) == [even_reward]
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "words", "expected", "is_said"),
+    [
+        (False, ["--output_dir=out"], (True, False), True),
+        (False, ["--output_dir=out", "--bf16=true"], (True, True), True),
+        (False, ["--output_dir=out", "--use_cpu"], (True, True), False),
+        (False, ["--config=arithmetic/batch.yaml"], (True, False), False),
+        (True, ["--config=arithmetic/batch.yaml"], (True, False), False),
+        (True, ["--output_dir=out", "--bf16=false"], (False, False), False),
+    ],
+)
+def test_a_run_without_a_gpu_uses_the_cpu(has_gpu, words, expected, is_said, monkeypatch, capsys):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: has_gpu)
+    _, args, _ = parse_args(words)
+    assert (args.use_cpu, args.bf16) == expected
+    assert ("no GPU was found" in capsys.readouterr().err) == is_said

@@ -1,13 +1,15 @@
 """The record of a batch: statistics of each prompt, equal to loops over its rollouts, and sums of several rewards."""
 
 import math
+import re
+import textwrap
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ada_trl.core import Rollouts, Scoring
+from ada_trl.core import Rollouts, Scoring, batch_advantages
 
 from .simulation import by_prompt, rollouts_of
 
@@ -58,6 +60,26 @@ def test_the_record_of_a_batch_has_the_rollouts_in_order_of_sampling():
     assert rollouts.reward_N.tolist() == [1.0, 0.0, 6.0]
     assert rollouts.success_reward_N.tolist() == pytest.approx([1.0, 0.0, NAN], nan_ok=True)
     assert rollouts.is_positive_N.tolist() == [True, False, False]
+
+
+def test_rollouts_for_a_test_of_an_advantage_function():
+    """The example of the docstring, and what it does not show."""
+    code = re.search(r"```python\n(.*?)```", Rollouts.of.__doc__, re.DOTALL)[1]
+    exec(textwrap.dedent(code), {})
+    rollouts = Rollouts.of(
+        [[[1, 0.5], [0, None]], [[None, None]]],
+        columns={"level": [None, np.int64(2)], "tags": [["a"], ["a", "b"]]},
+        lengths=[[5, 7], [9]],
+        attempts=[0, 2],
+        threshold=1.2,
+    )
+    assert rollouts.reward_N.tolist() == pytest.approx([1.5, 0, NAN], nan_ok=True)
+    assert rollouts.is_positive_N.tolist() == [True, False, False]
+    assert (rollouts.prompt_N.tolist(), rollouts.draw_N.tolist()) == ([0, 0, 1], [0, 1, 0])
+    assert (rollouts.length_N.tolist(), rollouts.attempt_N.tolist()) == ([5, 7, 9], [0, 0, 2])
+    assert rollouts.columns["level"].tolist() == pytest.approx([NAN, NAN, 2], nan_ok=True)
+    assert rollouts.columns["tags"].tolist() == [["a"], ["a"], ["a", "b"]]
+    assert len(batch_advantages(rollouts)) == 3
 
 
 def test_a_reward_of_weight_0_may_not_be_enough():

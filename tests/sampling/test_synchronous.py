@@ -8,9 +8,10 @@ import torch
 from accelerate import Accelerator
 
 from ada_trl.core import Candidate, Scoring, Slot, SlotRule
-from ada_trl.sampling.sampler import Completion, Completions, StepProgress
+from ada_trl.sampling.sampler import Completion, Generated, StepProgress
 from ada_trl.sampling.synchronous import SynchronousSampler
 from ada_trl.trainer.rounds import RoundGenerator
+from ada_trl.trainer.step import plan_step
 
 from ..helpers import build, even_reward
 
@@ -40,16 +41,16 @@ def sample(size: int, fills_rounds: bool):
     """Slots after sampling, rows of each call, and whether what is fetched belongs to the rollouts in the pools."""
     drawn, calls = Counter(), []
 
-    def generate_and_score(rows: list[dict], is_first_round: bool) -> Completions:
+    def generate_and_score(rows: list[dict], is_first_round: bool) -> Generated:
         assert is_first_round == (not calls)
         calls.append(len(rows))
-        completions, rewards = [], []
+        completions = []
         for row in rows:
             draw = drawn[row["prompt"]]
             drawn[row["prompt"]] += 1
-            completions.append(Completion((row["prompt"], draw), row, {}, 1, False))
-            rewards.append([reward_of(row["prompt"], draw)])
-        return Completions(completions, torch.tensor(rewards), (0, 0), 0.0, len(rows))
+            rewards = [reward_of(row["prompt"], draw)]
+            completions.append(Completion((row["prompt"], draw), row, {}, 1, False, rewards=rewards))
+        return completions, {"tokens/seen": len(rows), "time/reward": 0.0}
 
     sampler = build_sampler(size, fills_rounds, generate_and_score)
     slots = sampler.slots
@@ -57,8 +58,8 @@ def sample(size: int, fills_rounds: bool):
         sampler.sample(progress)
     rollouts = [(i, draw) for i, slot in enumerate(slots) for draw in range(slot.num_rollouts)]
     fetched = sampler.fetch(rollouts)
-    assert len(fetched.first_round) == PROMPTS * size, "Without rounds that are sampled together with the first one."
-    return slots, calls, [row.columns for row in fetched.rows] == rollouts
+    assert len(sampler.first_round) == PROMPTS * size, "Without rounds that are sampled together with the first one."
+    return slots, calls, [row.columns for row in fetched] == rollouts
 
 
 @pytest.mark.parametrize("size, rollouts", [(2, 8), (4, 8), (9, 9)])
@@ -76,10 +77,10 @@ def test_filled_rounds_have_the_same_pools_in_fewer_rounds(size, rollouts):
 def test_tool_calls_of_padding_do_not_count():
     sampler = build_sampler(4, fills_rounds=False)
     row = Completion((), {}, {}, 1, False)
-    of_three_and_padding = Completions([row] * 4, torch.zeros(4, 1), (8, 4), 0.0, 4)
+    of_three_and_padding = [row] * 4, {"tools/calls": 8, "tools/failures": 4}
     sampler.store([(0, 0), (0, 1), (0, 2)], of_three_and_padding)
     assert (sampler.stats["tools/calls"], sampler.stats["tools/failures"]) == (6, 3)
-    sampler.store([(0, 4)], Completions([row], torch.zeros(1, 1), (5, 5), 0.0, 1))
+    sampler.store([(0, 4)], ([row], {"tools/calls": 5, "tools/failures": 5}))
     assert sampler.stats["tools/calls"] == 6, "Of the first round only."
 
 
@@ -87,7 +88,7 @@ def test_tool_calls_of_padding_do_not_count():
 def test_rounds_are_filled_on_a_gpu_without_tools(device, options, tmp_path, monkeypatch):
     trainer = build(tmp_path, even_reward)
     trainer.tools = options.get("tools", trainer.tools)
-    plan = trainer._plan_step(next(iter(trainer.get_train_dataloader())))
+    plan = plan_step(trainer, next(iter(trainer.get_train_dataloader())))
     monkeypatch.setattr(type(trainer.accelerator), "device", torch.device(device))
-    sampler = RoundGenerator(trainer).build_sampler(plan.prompts, [], samples_async=False)
+    sampler = RoundGenerator(trainer).build_sampler(plan, [], samples_async=False)
     assert sampler.fills_rounds == (device == "cuda" and not options)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from concurrent.futures import wait
 
 import pyarrow.parquet as pq
 import pytest
@@ -50,7 +51,8 @@ class Recorder(AdaGRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         if self.model.training:
             assert len(output["advantages"]) == self.args.generation_batch_size
-            self.vllm_generation.wait_for_prefetch()
+            if (batch := self.vllm_generation.prefetched) is not None:
+                wait(batch.futures)
             self.seen.append((weights, len(self.server.completions)))
         return output
 
@@ -275,7 +277,7 @@ def test_the_effective_sample_size_counts_masked_rows(tmp_path, monkeypatch):
     def nothing(completions, **kwargs):
         return [0.0] * len(completions)
 
-    monkeypatch.setattr("ada_trl.trainer.ada_grpo_trainer.ess_ratio", share)
+    monkeypatch.setattr("ada_trl.trainer.step.ess_ratio", share)
     with FakeServer(half) as server:
         options = MODES["GRPO"] | {"zero_variance_groups": "mask", "reward_funcs": nothing}
         build_ahead(tmp_path, server, **options).train()

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 
@@ -39,7 +40,7 @@ def generation(tmp_path):
 
 
 def take_prefetched(generation, rows=ROWS, images=None):
-    with generation.returning_prefetched():
+    with generation.weights.used_for("returning"):
         return generation.generate(rows, images, 4)
 
 
@@ -89,7 +90,7 @@ def test_prefetched_completions_are_returned_for_their_rows_only(generation):
 def test_a_failed_prefetch_raises_in_generate_only_and_is_discarded(generation):
     generation.server.behave = reject
     generation.prefetch(ROWS)
-    generation.wait_for_prefetch()
+    wait(generation.prefetched.futures)
     with fails("rollouts are missing.*400.*too long"):
         take_prefetched(generation)
     generation.server.behave = numbered

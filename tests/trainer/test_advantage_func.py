@@ -3,11 +3,13 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 
 from ada_trl.core import batch_advantages, pool_advantages
+from ada_trl.trainer.own_advantages import check_advantages
 
 from ..helpers import Recorder, assert_same_run, build, logs_of, prompt_dataset, prompts_of, weights_of
 
@@ -97,6 +99,10 @@ def test_own_functions_go_through_the_same_door(options, func, tmp_path):
     assert_same_run(train(tmp_path / "a", **options), train(tmp_path / "b", func, **options))
 
 
+def by_source(rollouts):
+    return pd.Series(rollouts.reward_N).groupby(["web", "book"] * (len(rollouts) // 2))
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -107,6 +113,11 @@ def test_own_functions_go_through_the_same_door(options, func, tmp_path):
         (lambda rollouts: ["a"] * len(rollouts), "returned list, which is no array of numbers"),
         (lambda rollouts: None, r"shape \(\), but it must have|no array of numbers"),
         (lambda rollouts: np.full(len(rollouts), 1e39), r"returned 1e\+39 for rollout 0, .* at most 1e\+12"),
+        (
+            lambda rollouts: by_source(rollouts).mean(),
+            r"Series whose index is not 0, 1, …, 1, .* matched .* by position",
+        ),
+        (lambda rollouts: by_source(rollouts).head(9).iloc[::-1], r"Series whose index is not 0, 1, …, 7"),
         (lambda rollouts: torch.ones(len(rollouts), requires_grad=True), r"tensor with a gradient.*\.detach\(\)"),
     ],
 )
@@ -114,6 +125,83 @@ def test_return_values_are_checked(returned, message, tmp_path):
     trainer = build(tmp_path, advantage_func=returned, adaptive_sampling="uniform", num_generations=4)
     with pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda rewards: np.ma.masked_array(rewards - 0.5, mask=np.arange(len(rewards)) % 2),
+        lambda rewards: pd.Series(rewards - 0.5).where(np.arange(len(rewards)) % 2 == 0, 0.0),
+        lambda rewards: torch.tensor(np.where(np.arange(len(rewards)) % 2, 0.0, rewards - 0.5)),
+    ],
+    ids=["masked array", "series", "tensor"],
+)
+def test_masked_advantages_are_0(returned):
+    rewards = np.array([0.0, np.nan, 1.0, 1.0])
+    assert check_advantages(returned(rewards), "half", 4).tolist() == [-0.5, 0.0, 0.5, 0.0]
+
+
+class ArrayOfJAX:
+    """A scalar as formatted datasets with JAX have it, which is not installed here."""
+
+    ndim = 0
+
+    def __init__(self, value):
+        self.item = lambda: value
+
+
+def jax_like(batch):
+    return {name: values if name == "prompt" else [*map(ArrayOfJAX, values)] for name, values in batch.items()}
+
+
+@pytest.mark.parametrize("options", [{"retries": 2}, {"num_generations": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("form", "streams"),
+    # GRPOTrainer cannot read rows in arrow format, nor a stream's in pandas format, which are tables.
+    [("numpy", False), ("torch", False), ("pandas", False), ("jax", False), ("numpy", True), ("torch", True)],
+)
+def test_columns_do_not_depend_on_the_format_of_the_dataset(form, streams, options, tmp_path):
+    columns = {"number": list(range(16)), "level": [i / 4 for i in range(16)], "is_hard": [True, False] * 8}
+    plain = Dataset.from_dict({"prompt": prompt_dataset()["prompt"], **columns})
+    dataset = plain.with_transform(jax_like) if form == "jax" else plain.with_format(form)
+    if streams:
+        dataset = plain.to_iterable_dataset().with_format(form)
+    seen = []
+
+    def recorded(rollouts):
+        seen.append({name: rollouts.columns[name].tolist() for name in columns})
+        assert [rollouts.columns[name].dtype.kind for name in columns] == ["i", "f", "b"]
+        assert {type(value) for values in seen[-1].values() for value in values} == {int, float, bool}
+        return rollouts.reward_N - 0.5
+
+    train(tmp_path, recorded, dataset=dataset, baseline="batch", max_steps=2, **options)
+    for batch in seen:
+        assert [batch[name] for name in columns] == [[columns[name][i] for i in batch["number"]] for name in columns]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_missing_number_is_nan_also_if_a_batch_has_no_other(streams, tmp_path):
+    """And a missing string `None`, of which the trainer knows from the features of the dataset."""
+    columns = {"level": [0.5, *[None] * 15], "count": [None] * 15 + [3], "source": ["a", *[None] * 15]}
+    kinds = {"prompt": "string", "level": "float32", "count": "int64", "source": "string"}
+    features = Features({name: Value(kind) for name, kind in kinds.items()})
+    dataset = Dataset.from_dict({"prompt": prompt_dataset()["prompt"], **columns}, features=features)
+    dataset = dataset.to_iterable_dataset() if streams else dataset
+    seen = []
+
+    def recorded(rollouts):
+        seen.extend(zip(*(rollouts.columns[name].tolist() for name in columns), strict=True))
+        return rollouts.reward_N - 0.5
+
+    train(tmp_path, recorded, dataset=dataset, num_generations=4, adaptive_sampling="uniform", shuffle_dataset=False)
+    assert {type(level) for level, _, _ in seen} == {type(count) for _, count, _ in seen} == {float}
+    assert [source for _, _, source in seen] == ["a"] * 4 + [None] * (len(seen) - 4)
+
+
+def test_an_unknown_column_is_an_error_that_lists_the_others(tmp_path):
+    dataset = prompt_dataset().add_column("source", ["a", "b"] * 8).add_column("level", [0, 1] * 8)
+    with pytest.raises(KeyError, match="no column 'sources': the columns are 'source', 'level'"):
+        train(tmp_path, lambda rollouts: rollouts.columns["sources"], dataset=dataset, baseline="batch")
 
 
 @pytest.mark.parametrize("mode", ["uniform", "uniform, skip", "uniform, mask", "seq-balance", "batch"])

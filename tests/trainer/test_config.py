@@ -1,14 +1,20 @@
 """Invalid configurations raise a ValueError at construction that states the value, the constraint and a fix."""
 
 import copy
+import inspect
 import pickle
 
+import numpy as np
 import pytest
+import torch
+from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.trainer.mode import Mode
 
-from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer
+from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer, weights_of
+from ..helpers import build as build_trainer
 from ..helpers import config as build_config
 
 
@@ -27,7 +33,7 @@ def config(**overrides):
     ],
 )
 def test_exit_conditions(overrides, expected):
-    rule = config(**overrides).slot_rule
+    rule = Mode.of(config(**overrides)).slot_rule
     assert (rule.min_positives, rule.min_negatives) == expected
 
 
@@ -53,6 +59,21 @@ RETRIES = {"baseline": "batch", "retries": 3}
 AHEAD = UNIFORM | {"use_vllm": True, "vllm_mode": "server", "max_staleness": 1}
 BATCH_OF_ONE = {"num_generations": 1, "per_device_train_batch_size": 1}
 INVALID = [
+    # types, as YAML files, sweeps and tables give them
+    (BATCH | {"retries": None}, r"retries \(None\) must be an integer\. Leave it unset"),
+    (BATCH | {"retries": "2"}, r"retries \('2'\) must be an integer"),
+    (BATCH | {"retries": 1.5}, r"retries \(1.5\) must be an integer"),
+    ({"max_rounds": float("nan")}, r"max_rounds \(nan\) must be an integer"),
+    ({"num_generations": "4"}, r"num_generations \('4'\) must be an integer"),
+    ({"samples_per_round": [4]}, r"samples_per_round \(\[4\]\) must be an integer"),
+    ({"positive_threshold": None}, r"positive_threshold \(None\) must be a number"),
+    ({"positive_threshold": "0.5"}, r"positive_threshold \('0.5'\) must be a number"),
+    ({"vllm_request_timeout": "300"}, r"vllm_request_timeout \('300'\) must be a number"),
+    ({"epsilon_high": "0.28"}, r"epsilon_high \('0.28'\) must be a number"),
+    ({"baseline": None}, r"baseline \(None\) must be one of 'pool', 'batch'"),
+    ({"vllm_weight_sync": None}, r"vllm_weight_sync \(None\) must be one of 'nccl'"),
+    ({"scale_rewards": None}, r"scale_rewards \(None\) must be one of 'none'"),
+    (EST | {"allocation_rule": None}, r"allocation_rule \(None\) must be one of 'power'"),
     # choices and numbers
     ({"baseline": "oracle"}, r"baseline \('oracle'\) must be one of 'pool', 'batch'"),
     ({"adaptive_sampling": "seq"}, r"adaptive_sampling \('seq'\) must be one of 'seq-balance'.*'uniform'"),
@@ -153,6 +174,40 @@ INVALID = [
 def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
     with pytest.raises(ValueError, match=message):
         config(**overrides)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.float64, torch.tensor, float], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_generations": 2, "samples_per_round": 4, "max_rounds": 3, "min_positives": 2, "min_negatives": 2},
+        {
+            "adaptive_sampling": "est",
+            "min_samples": 1,
+            "max_samples": 8,
+            "allocation_rule": 1,
+            "positive_threshold": 1,
+        },
+        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("rank")},
+        {"adaptive_sampling": "uniform", "max_staleness": 0, "prompt_weighting": 1, "scale_rewards": np.True_},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_numbers_of_sweeps(options, number):
+    """Numbers of NumPy, tensors, and floats in place of integers are the same options as numbers of Python."""
+    converted = {name: number(value) if type(value) is int else value for name, value in options.items()}
+    values = fields_of(config(**converted))
+    assert values == fields_of(config(**options))
+    assert {type(value) for value in values.values()} <= {int, float, str, type(None)}
+    mode = {name: value for name, value in options.items() if name in ("adaptive_sampling", "baseline")}
+    set_later = set_options(config(**mode), converted)
+    set_later.resolve()
+    assert fields_of(set_later) == values
+
+
+def test_integers_of_numpy_for_options_of_trl():
+    args = config(baseline="batch", num_iterations=np.int64(2), num_generations_eval=np.int64(2))
+    assert type(args.num_iterations) is type(args.num_generations_eval) is int
 
 
 @pytest.mark.parametrize(
@@ -259,6 +314,21 @@ def test_another_trainer_is_rejected(options):
         GRPOTrainer(tiny_model(), even_reward, args, prompt_dataset(), processing_class=tiny_tokenizer())
 
 
+@pytest.mark.parametrize("options", [{"baseline": "batch"}, {}])
+@pytest.mark.parametrize("is_used", [False, True])
+def test_other_trainers_and_inspectors_read_a_configuration(is_used, options):
+    """Such as a callback that saves the final model with a trainer of the arguments."""
+    args = config(**options)
+    if is_used:
+        build(args)
+    fields = args.to_dict()
+    del fields["generation_batch_size"]  # GRPOConfig does not take it together with steps_per_generation
+    for given in (args, copy.deepcopy(args), pickle.loads(pickle.dumps(args)), AdaGRPOConfig(**fields)):
+        assert {"baseline", "place_model_on_device"} <= dict(inspect.getmembers(given)).keys()
+        trainer = Trainer(tiny_model(), given, processing_class=tiny_tokenizer(), eval_dataset=["none"])
+        assert trainer.args is given and trainer.place_model_on_device
+
+
 def test_default_args_are_adaptive(monkeypatch):
     class OnCPU(AdaGRPOConfig):
         def __init__(self, output_dir):
@@ -294,3 +364,102 @@ def test_a_division_by_the_deviation_of_the_group_is_the_only_weight(mode):
 def test_evaluations_sample_up_to_eight_completions_where_a_step_samples_one(options, expected):
     """`None` is TRL's default, `num_generations`."""
     assert config(**options).num_generations_eval == expected
+
+
+# Options that are set between the construction of a trainer and `train()`, or during training
+
+
+class Schedule(TrainerCallback):
+    """Sets options after the first step."""
+
+    def __init__(self, **options):
+        self.options = options
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            set_options(args, self.options)
+
+
+RETRIES_OF_TWO = {"baseline": "batch", "retries": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        (RETRIES_OF_TWO, {"retries": 0}),
+        (BATCH, {"retries": 2}),
+        (REPLACE, {"zero_variance_groups": "keep"}),
+        (UNIFORM, {"zero_variance_groups": "resample"}),
+        (REPLACE, {"max_rounds": 3}),  # the number of candidates, for which the queue was built
+        ({}, {"adaptive_sampling": "uniform"}),
+        ({}, {"baseline": "batch"}),
+        (UNIFORM, {"pass_rate_estimator": "ema"}),
+        ({}, {"num_generations": 8}),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_fixed_during_training_is_named(options, change, tmp_path):
+    trainer = build_trainer(tmp_path, callbacks=[Schedule(**change)], **options)
+    ((name, value),) = change.items()
+    when = "another trainer is built" if name == "num_generations" else r"the next call of `train\(\)`"
+    with pytest.raises(
+        ValueError, match=f"{name} was changed from .* to {value!r} during training.* takes effect .*{when}"
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_schedule_of_rounds_takes_effect_in_the_next_step(tmp_path):
+    trainer = build_trainer(tmp_path, lambda completions, **kwargs: [0.0] * len(completions))
+    trainer.add_callback(Schedule(max_rounds=1, prompt_weighting="none"))
+    trainer.train()
+    assert [rollouts.size_P.tolist() for rollouts in trainer.rollouts] == [[32] * 2, [4] * 2]
+    assert trainer.mode.prompt_weighting == "none"
+
+
+def test_a_schedule_of_the_threshold_takes_effect_in_the_next_step(tmp_path):
+    half = build_trainer(tmp_path, lambda completions, **kwargs: [0.5] * len(completions), **RETRIES_OF_TWO)
+    half.add_callback(Schedule(positive_threshold=0.4))
+    half.train()
+    assert [rollouts.positives_P.sum() for rollouts in half.rollouts] == [0, 8]
+
+
+def test_an_invalid_value_of_a_schedule_is_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"max_rounds \(0\) must be at least 1"):
+        build_trainer(tmp_path, callbacks=[Schedule(max_rounds=0)]).train()
+    with pytest.raises(ValueError, match=r"success_reward \('accuracy'\) must be"):
+        build_trainer(tmp_path, callbacks=[Schedule(success_reward="accuracy")]).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        (BATCH, {"retries": 2}),
+        (RETRIES_OF_TWO, {"retries": 0}),
+        ({}, {"adaptive_sampling": "uniform"}),
+        ({}, {"adaptive_sampling": "est"}),
+        ({}, {"zero_variance_groups": "resample"}),
+    ],
+    ids=str,
+)
+def test_options_set_before_a_training_are_those_of_a_trainer_built_with_them(options, change, tmp_path):
+    changed = build_trainer(tmp_path, **options)
+    set_options(changed.args, change)
+    changed.train()
+    expected = build_trainer(tmp_path, **options | change)
+    expected.train()
+    assert changed.mode == expected.mode and torch.equal(weights_of(changed), weights_of(expected))
+    assert (changed.pass_rates is None) == (expected.pass_rates is None)
+
+
+def test_options_set_before_a_training_are_checked(tmp_path):
+    trainer = build_trainer(tmp_path, **UNIFORM)
+    with pytest.raises(ValueError, match=r"retries \(2\) is only used with baseline='batch'"):
+        set_options(trainer.args, {"retries": 2}) and trainer.train()
+    # The number of rollouts follows from the baseline, and the trainer was built with another one.
+    for _ in range(2):  # also if the training is tried again
+        with pytest.raises(
+            ValueError, match=r"num_generations \(1\) was 4 when this trainer was built.*another trainer"
+        ):
+            set_options(trainer.args, {"baseline": "batch"}) and trainer.train()
+    set_options(trainer.args, {"num_generations": 4}) and trainer.train()

@@ -10,7 +10,7 @@ from torch.utils.data import SequentialSampler
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.core import pass_at_k_metrics
-from ada_trl.trainer.arguments import has_whole_groups
+from ada_trl.trainer.trainer_checks import has_whole_groups
 
 from ..helpers import PROMPTS, build, even_reward, logs_of, prompt_dataset
 

@@ -27,7 +27,7 @@ def test_a_person_can_read_what_is_logged(mode, tmp_path):
     logs, details = logs_of(few), logs_of(all_of_them)
     ours = {name for name in logs[0] if name.startswith("ada/")}
     assert VARYING <= logs[0].keys() < details[0].keys()
-    assert ours == {f"ada/{name}" for name in logged_metrics(few.args)}
+    assert ours == {f"ada/{name}" for name in logged_metrics(few.args, few.mode)}
     assert ("frac_reward_zero_std" in logs[0]) == (few.args.num_generations > 1 and mode != "est"), "As in GRPO."
     constants = {name for name in ours if len({step[name] for step in logs}) == 1}
     # The first two are logged in all modes, for comparisons; the others vary with other rewards.
@@ -118,3 +118,18 @@ def test_metrics_and_completions_arrive_at_wandb(tmp_path, monkeypatch):
     tables = [row["completions"] for row in given if "completions" in row]
     assert len(tables) >= 2 and {"pool_size", "pool_positives", "advantage"} <= set(tables[0].columns)
     assert next(tmp_path.rglob("*.wandb")).stat().st_size > 0
+
+
+@pytest.mark.parametrize("mode", ["uniform", "retries"])
+def test_the_final_model_arrives_at_wandb(mode, tmp_path, monkeypatch):
+    """Its callback saves it with a trainer of a copy of the arguments."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    given: list[set] = []
+    monkeypatch.setattr(wandb.Run, "log_artifact", lambda run, files, **_: given.append({*files.manifest.entries}))
+    build(tmp_path / "run", report_to=["wandb"], **MODES[mode]).train()
+    wandb.finish()
+    assert {"model.safetensors", "config.json"} <= given[-1]

@@ -29,6 +29,7 @@ RUNS = {
     "batch": ONE | {"baseline": "batch", "scale_rewards": "rank", "max_steps": 2},
     "batch with budgets": FOUR | {"baseline": "batch", "adaptive_sampling": "est-ema"},
     "retries": ONE | RETRIES,
+    "retries of a stream": ONE | RETRIES | {"stream_seed": 3},
     "dynamic sampling": FOUR | UNIFORM | {"zero_variance_groups": "resample"},
     "dynamic sampling in rounds": FOUR | {"samples_per_round": 4, "max_rounds": 2, "zero_variance_groups": "resample"},
     "skipped rows": {
@@ -48,6 +49,7 @@ RUNS = {
     "own advantages in rounds": FOUR | {"max_rounds": 2, "own_advantages": True},
     "failure in own advantages": ONE | RETRIES | {"own_advantages": "failing"},
     "failure in a transform": ONE | RETRIES | {"failing_transform": 1},
+    "failure, a stream without a seed": ONE | RETRIES | {"stream_seed": None},
     "environment": FOUR | {"environment": True, "max_rounds": 2},
     "after failures": FOUR | {"max_steps": 2},
 }
@@ -61,9 +63,17 @@ QUICK = (
     "est-value",
     "batch",
     "retries",
+    "retries of a stream",
     "large rows, tracked",
 )
-QUICK += ("skipped rows", "evaluation first", "failure", "failure in a transform", "after failures")
+QUICK += (
+    "failure, a stream without a seed",
+    "skipped rows",
+    "evaluation first",
+    "failure",
+    "failure in a transform",
+    "after failures",
+)
 
 
 def named(*names):
@@ -152,6 +162,14 @@ def test_training_state_that_raises_on_one_process_stops_all(name, together):
         kind, message = rank["error"]
         assert kind == "RuntimeError" and "Process 1 failed" in message and "ZeroDivisionError: my bug" in message
     assert max(rank["seconds"] for rank in together[name]) < 60
+
+
+@named("failure, a stream without a seed")
+def test_processes_that_read_different_rows_do_not_retry_them(name, together):
+    for rank in together[name]:
+        kind, message = rank["error"]
+        assert kind == "ValueError" and "processes read different rows" in message and ".shuffle(seed=…)" in message
+        assert len(rank["batches"]) == 1, "Before the first retry."
 
 
 @named("own advantages", "own advantages in rounds")

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from ada_trl import AdaGRPOConfig
+from ada_trl.trainer.mode import Mode
 
 from ..helpers import MODES, build, prompt_dataset
 from .scripts import Script, check_script
@@ -59,7 +60,8 @@ def largest_advantage(args: AdaGRPOConfig, reward_range: float) -> float:
     deviation, |A| is at most (n − 1)/√n for a group of n, likewise for a batch or a pool of 128, and is clipped at 32 otherwise.
     The prompt weight is at most that of a pass rate of one in a pool.
     """
-    pool = max(args.round_size * args.slot_rule.max_rounds, 32)
+    mode = Mode.of(args)
+    pool = max(mode.round_size * mode.slot_rule.max_rounds, 32)
     weight = 1.0 if args.prompt_weighting == "none" else float(pool)
     if args.multi_objective_aggregation == "normalize_then_sum" or args.scale_rewards != "none":
         return weight * max(32.0, math.sqrt(128 * pool)) * 2

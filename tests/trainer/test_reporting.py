@@ -10,10 +10,12 @@ import torch
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
+from ada_trl.core import pool_advantages
+from ada_trl.trainer.mode import Mode
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
-from ..helpers import build, even_reward, logs_of
+from ..helpers import PROMPTS, build, even_reward, logs_of, prompt_dataset
 
 
 def config(**options) -> AdaGRPOConfig:
@@ -49,16 +51,20 @@ SENTENCES = [
 ]
 
 
+def describe(args, num_prompts=None):
+    return describe_run(args, Mode.of(args), num_prompts)
+
+
 @pytest.mark.parametrize(("options", "fragments"), SENTENCES)
 def test_a_sentence_describes_the_differences_from_grpo(options, fragments):
-    sentence = describe_run(config(**options))
+    sentence = describe(config(**options))
     assert all(fragment in sentence for fragment in fragments), sentence
     assert sentence.isascii()
 
 
 def test_nothing_is_said_where_nothing_differs():
     grpo = UNIFORM | {"num_generations": 8, "scale_rewards": "group", "epsilon_high": None}
-    assert describe_run(config(**grpo, save_steps=500), 200) == ""
+    assert describe(config(**grpo, save_steps=500), 200) == ""
     defaults = {name: GRPOConfig.__dataclass_fields__[name].default for name in list(grpo)[1:]}
     assert defaults == {name: grpo[name] for name in defaults}
 
@@ -68,7 +74,7 @@ def test_the_sentence_is_printed_before_the_logs_of_trl(tmp_path, capsys):
     trainer.train()
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if "'grad_norm':" in line)
-    assert describe_run(trainer.args, len(trainer.train_dataset)) in lines[:first]
+    assert describe_run(trainer.args, trainer.mode, len(trainer.train_dataset)) in lines[:first]
 
 
 @pytest.mark.parametrize(("log_level", "process"), [("warning", 0), ("error", 0), ("warning", 1)])
@@ -76,7 +82,8 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     log_level, process, monkeypatch, capsys
 ):
     monkeypatch.setattr(AdaGRPOConfig, "process_index", property(lambda self: process))
-    report_start(config(log_level=log_level), num_prompts=None)
+    args = config(log_level=log_level)
+    report_start(args, Mode.of(args), num_prompts=None)
     assert bool(capsys.readouterr().out) == ((log_level, process) == ("warning", 0))
 
 
@@ -103,7 +110,7 @@ def test_the_sentence_is_printed_on_the_main_process_unless_warnings_are_hidden(
     ],
 )
 def test_steps_and_passes_are_those_of_this_run_and_of_grpo(options, expected):
-    sentence = describe_run(config(**{"per_device_train_batch_size": 64, "num_train_epochs": 3} | options), 200)
+    sentence = describe(config(**{"per_device_train_batch_size": 64, "num_train_epochs": 3} | options), 200)
     assert expected in sentence
 
 
@@ -111,9 +118,9 @@ def test_steps_and_passes_are_those_of_this_run_and_of_grpo(options, expected):
 def test_intervals_that_are_longer_than_the_run_are_named(max_steps):
     options = BATCH | {"per_device_train_batch_size": 64, "num_train_epochs": 3, "max_steps": max_steps}
     given = {"eval_strategy": "steps", "eval_steps": 10, "save_steps": 20, "logging_steps": 9}
-    assert "; the run ends before eval_steps=10, save_steps=20; " in describe_run(config(**options, **given), 200)
+    assert "; the run ends before eval_steps=10, save_steps=20; " in describe(config(**options, **given), 200)
     none = {"eval_strategy": "epoch", "eval_steps": 10, "save_strategy": "no", "save_steps": 20, "logging_steps": 9}
-    assert "the run ends before" not in describe_run(config(**options, **none), 200)
+    assert "the run ends before" not in describe(config(**options, **none), 200)
 
 
 @pytest.mark.parametrize(
@@ -338,6 +345,55 @@ def test_no_warning_where_retries_succeed_or_for_a_few_steps(reward, train):
     assert not warnings
     retried = [logs["ada/prompts/frac_retried"] for logs in logs_of(trainer)]
     assert reward is even_reward or np.mean(retried) > 0.5
+
+
+# Rewards that cannot be compared with those of other prompts
+
+
+def rewards_of(rollouts):
+    """A reward function with rewards from a generator and the number of a prompt, which are the same in every run."""
+    rng = np.random.default_rng(0)
+    return lambda prompts, **kwargs: [rollouts(rng, PROMPTS.index(prompt)) for prompt in prompts]
+
+
+with_outliers = rewards_of(lambda rng, _: -float(rng.lognormal(0, 2)))
+of_reward_model = rewards_of(lambda rng, prompt: 4.0 * prompt + float(rng.random()))
+binary = rewards_of(lambda rng, prompt: float(rng.random() < 0.1 + 0.2 * prompt))
+LARGE = {"per_device_train_batch_size": 128, "max_completion_length": 1, "dataset": prompt_dataset(128)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "fragments"),
+    [
+        (with_outliers, {}, ("Rare rewards far below all others", "Limit the reward", "set scale_rewards='rank'")),
+        (with_outliers, {"retries": 2, "positive_threshold": -0.5}, ("Rare rewards far below all others",)),
+        (
+            of_reward_model,
+            {},
+            ("Most rewards are different", "If their level depends on the prompt", "`ada-trl check`"),
+        ),
+        (of_reward_model, {"num_generations": 4, "scale_rewards": "rank"}, ("Rewards of different prompts",)),
+        (of_reward_model, {"num_generations": 4}, ("Rewards of different prompts differ much more",)),
+    ],
+)
+def test_rewards_that_cannot_be_compared_across_prompts_are_reported_once(reward, options, fragments, train):
+    _, (warning,) = train(reward, steps=5, **BATCH | LARGE | options)
+    assert warning.startswith("The first 512 rewards range from")
+    assert all(fragment in warning for fragment in fragments), warning
+    assert ("baseline='pool', adaptive_sampling='uniform'" in warning) == (reward is of_reward_model)
+
+
+@pytest.mark.parametrize(
+    ("reward", "options"),
+    [
+        (binary, BATCH),
+        (with_outliers, BATCH | {"scale_rewards": "rank"}),
+        (binary, BATCH | {"num_generations": 4}),
+        *((of_reward_model, mode) for mode in (UNIFORM, BATCH | {"advantage_func": pool_advantages})),
+    ],
+)
+def test_no_warning_where_rewards_are_comparable_or_not_compared(reward, options, train):
+    assert not train(reward, steps=5, **LARGE | options)[1]
 
 
 # Model cards

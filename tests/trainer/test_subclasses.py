@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import RepeatSampler, identity
 
 from ada_trl import AdaGRPOTrainer
-from ada_trl.trainer.arguments import DATA_LOADING
+from ada_trl.trainer.trainer_checks import DATA_LOADING
 
 from ..helpers import (
     LOADER_MODES,

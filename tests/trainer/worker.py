@@ -21,6 +21,7 @@ from datasets import Dataset
 from torch.distributed.tensor import DTensor
 
 from ada_trl import AdaGRPOTrainer
+from ada_trl.trainer import step
 from ada_trl.trainer.rounds import RoundGenerator
 
 from ..conversations import Counting, ToolUser
@@ -30,10 +31,10 @@ from ..helpers import QUICK, chat_tokenizer, config, tiny_chat_model, tiny_model
 class RecordedRounds(RoundGenerator):
     """Records which rows are generated on each rank, what it holds, and how much it sends to all."""
 
-    def build_sampler(self, prompts, slots, **options):
-        trainer, owners = self.trainer, prompts.row_ranks
-        sampler = super().build_sampler(prompts, slots, **options)
-        trainer.sampler, generated, local = sampler, set(), []
+    def build_sampler(self, plan, slots, **options):
+        trainer, owners = self.trainer, plan.row_ranks
+        sampler = super().build_sampler(plan, slots, **options)
+        generated, local = set(), []
         sample_round, generate = sampler._sample_round, sampler.generate_and_score
 
         def remember_requests():
@@ -62,8 +63,33 @@ class RecordedRounds(RoundGenerator):
 
             return method
 
-        sampler.sample, sampler.fetch = counted(sampler.sample), counted(sampler.fetch)
+        sampler.sample, fetch = counted(sampler.sample), counted(sampler.fetch)
+
+        def remember_fetched(selected):
+            completions = fetch(selected)
+            traffic["blobs"] = [len(completion.extras.get("blob", "")) for completion in completions]
+            traffic["held"] = set(sampler._data)
+            return completions
+
+        sampler.fetch = remember_fetched
         return sampler
+
+
+def plan_step(trainer, inputs):
+    with counted_gathers() as sizes:
+        plan = step.plan_step(trainer, inputs)
+    trainer.gathered = sum(sizes)
+    if plan.rows:  # one round
+        draws = [draw for size in plan.sizes for draw in range(size)]
+        start = trainer.accelerator.process_index * len(plan.rows)
+        local = draws[start : start + len(plan.rows)]
+        trainer.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
+    return plan
+
+
+def log_step(trainer, plan, batch, output):
+    trainer.rollouts = batch.rollouts
+    step.log_step(trainer, plan, batch, output)
 
 
 class Scripted(AdaGRPOTrainer):
@@ -73,17 +99,6 @@ class Scripted(AdaGRPOTrainer):
         super().__init__(*args, **kwargs)
         self._round_generator = RecordedRounds(self)
 
-    def _plan_step(self, inputs):
-        with counted_gathers() as sizes:
-            plan = super()._plan_step(inputs)
-        self.gathered = sum(sizes)
-        if plan.rows:  # one round
-            draws = [draw for size in plan.sizes for draw in range(size)]
-            start = self.accelerator.process_index * len(plan.rows)
-            local = draws[start : start + len(plan.rows)]
-            self.rows = [(row["prompt"], draw) for row, draw in zip(plan.rows, local, strict=True)]
-        return plan
-
     def _generate_single_turn(self, *args):
         generated = super()._generate_single_turn(*args)  # under FSDP, a collective
         if self.model.training and self.args.scripted_generation and not self.is_vanilla_grpo:
@@ -92,21 +107,9 @@ class Scripted(AdaGRPOTrainer):
             return self.processing_class(texts)["input_ids"], None
         return generated
 
-    def _sample_in_rounds(self, plan):
-        batch, output = super()._sample_in_rounds(plan)
-        self.traffic[-1]["held"] = set(self.sampler._data)
-        return batch, output
-
-    def _log_sampling(self, batch, selected):
-        self.traffic[-1]["blobs"] = [len(row.extras.get("blob", "")) for row in selected.rows]
-        super()._log_sampling(batch, selected)
-
-    def _log_step(self, batch, *args):
-        self.rollouts = batch.rollouts
-        super()._log_step(batch, *args)
-
     def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
+        with mock.patch.multiple("ada_trl.trainer.ada_grpo_trainer", plan_step=plan_step, log_step=log_step):
+            output = super()._generate_and_score_completions(inputs)
         if self.is_vanilla_grpo or not self.model.training:
             return output
         texts = self.processing_class.batch_decode(output["completion_ids"], skip_special_tokens=True)
@@ -173,6 +176,7 @@ def run(output_dir: str, options: dict) -> dict:
     failing_transform, evaluated = options.pop("failing_transform", None), options.pop("evaluated", 0)
     scripted, blob = options.pop("scripted_generation", True), "x" * options.pop("blob", 0)
     own_advantages = options.pop("own_advantages", None)  # or "failing" on process 1
+    stream_seed = options.pop("stream_seed", 0)  # `None` for a stream that is shuffled without one
     args = config(output_dir, **QUICK | {"max_steps": 1} | options)
     args.scripted_generation = scripted
 
@@ -200,6 +204,8 @@ def run(output_dir: str, options: dict) -> dict:
     dataset = Dataset.from_list([{"prompt": f"{i}+{i * i}=", "blob": f"{i} {blob}", "number": i} for i in range(12)])
     if failing_transform is not None:
         dataset = dataset.with_transform(transform)
+    if stream_seed != 0:
+        dataset = dataset.to_iterable_dataset().shuffle(seed=stream_seed)
     given = {"processing_class": tiny_tokenizer(), "advantage_func": numbers_of_rows if own_advantages else None}
     trainer = Scripted(tiny_model(), reward, args, dataset, **given)
     trainer.batches, trainer.pools, trainer.traffic = [], [], []

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import random
 import signal
 import subprocess
@@ -306,12 +307,13 @@ def wait_for_samples(process, output_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_a_killed_command_continues(number, code, files, tmp_path, capsys):
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize(("name", "code"), [("SIGKILL", -9), ("SIGINT", 130)])
+def test_a_killed_command_continues(name, code, files, tmp_path, capsys):
     """The real command with a real model: stopped while it samples, run again, and equal to one that was not."""
     process = start(files, tmp_path / "killed", "--num_samples=200")
     saved = wait_for_samples(process, tmp_path / "killed")
-    process.send_signal(number)
+    process.send_signal(getattr(signal, name))
     _, error = process.communicate(timeout=60)
     assert process.returncode == code
     assert code != 130 or error.rstrip().endswith("The same command continues with the samples saved so far.")
