@@ -76,7 +76,6 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(ENVIRONMENT) $(BIN)/python -W ignore -m tests.language
 
 benchmark: .venv/installed
 	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead

@@ -13,7 +13,7 @@ from .errors import run
 
 COMMANDS = {
     "train": "train a causal language model from a configuration file",
-    "check": "validate a configuration in about a minute, and report the cost of a step",
+    "check": "make one step of a run to validate its configuration, and report rewards and cost",
 }
 
 EPILOG = """\

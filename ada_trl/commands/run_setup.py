@@ -29,24 +29,11 @@ def build_trainer(
     Raises:
         `UserError`: if the model, the dataset, its split, a reward function or a package is missing, or an option is rejected.
     """
-    from transformers.integrations import get_available_reporting_integrations
     from trl import get_peft_config, get_quantization_config
 
     from ..trainer.ada_grpo_trainer import AdaGRPOTrainer
     from ..vllm.errors import VLLMServerError
 
-    if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
-            "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
-        )
-    trackers = get_available_reporting_integrations()
-    # Not all that transformers has are in this list.
-    if missing := {*training_args.report_to} - {*trackers, "azure_ml", "flyte"}:
-        raise UserError(
-            f"report_to ({', '.join(map(str, missing))}) is not available. Install the package of the tracker, or choose "
-            f"from {', '.join(['none', *trackers])}."
-        )
     data = script_args.dataset_name or script_args.datasets
     for name, value in (("model_name_or_path", model_args.model_name_or_path), ("dataset_name", data)):
         if not value:
@@ -97,10 +84,28 @@ def find_checkpoint(training_args: "AdaGRPOConfig") -> str | bool | None:
     return checkpoint
 
 
-def check_hub(training_args: "AdaGRPOConfig") -> None:
-    """Check that there is a valid token if anything is to be pushed to the hub; a `UserError` otherwise."""
-    from huggingface_hub import whoami
+def check_requirements(training_args: "AdaGRPOConfig") -> None:
+    """
+    Check what a run needs besides the model and the data.
 
+    Raises:
+        `UserError`: if vLLM or a tracker is not installed, or there is no token for the hub.
+    """
+    from huggingface_hub import whoami
+    from transformers.integrations import get_available_reporting_integrations
+
+    if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
+            "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
+        )
+    trackers = get_available_reporting_integrations()
+    # Not all that transformers has are in this list.
+    if missing := {*training_args.report_to} - {*trackers, "azure_ml", "flyte"}:
+        raise UserError(
+            f"report_to ({', '.join(map(str, missing))}) is not available. Install the package of the tracker, or choose "
+            f"from {', '.join(['none', *trackers])}."
+        )
     if training_args.push_to_hub or (training_args.log_completions and training_args.log_completions_hub_repo):
         with user_errors(Exception):  # also of the network
             whoami(token=training_args.hub_token)

@@ -8,14 +8,14 @@ Train with Reinforce-Ada from a configuration file.
 from . import start
 from .dataset_loading import local_source
 from .options import parse_args
-from .run_setup import build_trainer, check_hub, find_checkpoint, run
+from .run_setup import build_trainer, check_requirements, find_checkpoint, run
 
 
 def main(args: list[str] | None = None) -> None:
     """Parse a command line (default: `sys.argv`), train and save to `output_dir`."""
     script_args, training_args, model_args = parse_args(args)
     checkpoint = find_checkpoint(training_args)
-    check_hub(training_args)
+    check_requirements(training_args)
     trainer = build_trainer(script_args, training_args, model_args)
     run(trainer, checkpoint)
     trainer.save_state()

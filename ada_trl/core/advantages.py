@@ -1,13 +1,14 @@
 """
 Advantages: how much better than its baseline each rollout is. Read this file first.
 
-An advantage is a function of all rollouts of a generation batch ([`~core.Rollouts`]) that returns one number per rollout,
-`(N,)`. [`pool_advantages`] is the paper's, [`batch_advantages`] the one that we recommend, and any other function with the
-same signature can be passed to the trainer: `AdaGRPOTrainer(..., advantage_func=f)`.
+An advantage is a function of all rollouts of a generation batch ([`~core.Rollouts`]) that returns one number per
+rollout, `(N,)`. [`pool_advantages`] is the paper's, [`batch_advantages`] the one that we recommend, and any other
+function with the same signature can be passed to the trainer: `AdaGRPOTrainer(..., advantage_func=f)`.
 
-The gradient Σ_i A_i ∇log π(y_i) is unbiased if a rollout has no influence on its own baseline, weight and divisor, and if
-all rollouts are trained on (or a selection that does not depend on their rewards). [`batch_advantages`] with `scale="none"`
-has this property; the mean of the prompt's own pool does not, but its bias is a positive factor per prompt.
+The gradient Σ_i A_i ∇log π(y_i) is unbiased if a rollout has no influence on its own baseline, weight and divisor, and
+if all rollouts are trained on (or a selection that does not depend on their rewards). [`batch_advantages`] with
+`scale="none"` has this property; the mean of the prompt's own pool does not, but its bias is a positive factor per
+prompt.
 """
 
 from dataclasses import replace
@@ -32,8 +33,8 @@ def pool_advantages(
     rollouts: Rollouts, *, weighting: PromptWeighting = "inverse_sqrt", scale: Scale = "none"
 ) -> np.ndarray:
     """
-    Compute A_i = w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of **all rollouts of the prompt** and the real reward r_i
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, global statistics).
+    Compute A_i = w(p̂) · (r_i − r̄) [/ (σ + 1e-4)], with r̄ and p̂ of **all rollouts of the prompt** and the real
+    reward r_i ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, global statistics).
 
     Selecting half positives and half negatives of a pool gives the prompt's expected gradient another factor,
     [(1−p)² + p²] / (2p(1−p)), in the paper as here.
@@ -44,10 +45,12 @@ def pool_advantages(
         weighting (`str` or `float`, *optional*, defaults to `"inverse_sqrt"`):
             See [`prompt_weights`].
         scale (`str`, *optional*, defaults to `"none"`):
-            σ to divide by: none, the standard deviation of the prompt's rewards (`"group"`), or of all rewards (`"batch"`).
+            σ to divide by: none, the standard deviation of the prompt's rewards (`"group"`), or of all rewards
+            (`"batch"`).
 
     Returns:
-        `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and for a prompt whose rewards are all equal.
+        `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and for a prompt whose rewards are all
+        equal.
     """
     factor_P = prompt_weights(rollouts, weighting)
     if scale == "group":
@@ -123,8 +126,8 @@ def prompt_weights(rollouts: Rollouts, weighting: PromptWeighting) -> np.ndarray
     | `"inverse_sqrt"` | 1/2 | p^(−1/2) | the hybrid: the other half of 1/p is in the number of rollouts |
     | `"inverse"` | 0 | 1/p | f(p) = log p |
 
-    p̂ is clamped below at one over the number of scored rollouts, which only affects pools without a positive. Without a
-    scored rollout the weight is 1.
+    p̂ is clamped below at one over the number of scored rollouts, which only affects pools without a positive. Without
+    a scored rollout the weight is 1.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -139,10 +142,10 @@ def prompt_weights(rollouts: Rollouts, weighting: PromptWeighting) -> np.ndarray
 
 def normalize_each_reward(rollouts: Rollouts, weights_F: np.ndarray) -> Rollouts:
     """
-    Replace the weighted sums by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function is normalized with its statistics
-    over the prompt's **whole pool** before the sum, so that functions of a large scale do not dominate
-    ([GDPO](https://huggingface.co/papers/2601.05242)). Success rewards stay the same. A function that did not score a rollout
-    adds 0 to its sum; a rollout that no function scored keeps the reward NaN.
+    Replace the weighted sums by Σ_k w_k · (r_k − r̄_k) / (σ_k + 1e-4): each reward function is normalized with its
+    statistics over the prompt's **whole pool** before the sum, so that functions of a large scale do not dominate
+    ([GDPO](https://huggingface.co/papers/2601.05242)). Success rewards stay the same. A function that did not score a
+    rollout adds 0 to its sum; a rollout that no function scored keeps the reward NaN.
     """
     total_N = np.zeros(len(rollouts))
     for rewards_N, weight in zip(rollouts.rewards_NF.T, weights_F, strict=True):

@@ -30,21 +30,21 @@ def allocate(
     |---|---|---|
     | `"power"` | (p̂ + ε)^(−1/2) | half of the log objective's 1/p, in rollouts |
     | a number a | (p̂ + ε)^(−a) | 0 is uniform |
-    | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of f(p) = log p at a fixed total |
+    | `"variance"` | √((1 − p̂ + ε) / (p̂ + ε)) | appendix B: least gradient variance of log p at a fixed total |
     | `"reward_std"` | √((p̂ + ε)(1 − p̂ + ε)) | most for pass rates of one half, where rewards vary most |
 
-    The variance rule minimizes Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. The sum over all
-    rollouts *is* that gradient only if each advantage is weighted by 1 / (p N_x) ∝ 1/√(p(1−p)): divide by the standard
-    deviation and use no prompt weight. With other weights the allocation has no optimality property.
+    The variance rule minimizes Σ_x p(1−p) / (N_x p²), the variance of Σ_x ∇p / p from N_x rollouts each. The sum over
+    all rollouts *is* that gradient only if each advantage is weighted by 1 / (p N_x) ∝ 1/√(p(1−p)): divide by the
+    standard deviation and use no prompt weight. With other weights the allocation has no optimality property.
 
     Bounds are met by water-filling: N_x is the integer part or the next integer of clip(c · w_x, `min_samples`,
     `max_samples`), with the one c for which the clipped values sum to `total`. So prompts that are at no bound keep
-    their exact proportions, up to rounding. The rest of `total` goes to the largest remainders, and among equal estimates
-    to the earlier prompts.
+    their exact proportions, up to rounding. The rest of `total` goes to the largest remainders, and among equal
+    estimates to the earlier prompts.
 
-    The result is deterministic and monotone (a harder prompt never gets less than an easier one; with `"reward_std"`, one
-    closer to a half), and follows a permutation of the prompts, except that equal estimates which cannot get equal integers
-    differ by position.
+    The result is deterministic and monotone (a harder prompt never gets less than an easier one; with `"reward_std"`,
+    one closer to a half), and follows a permutation of the prompts, except that equal estimates which cannot get equal
+    integers differ by position.
 
     Args:
         pass_rates (`Sequence[float]`):
@@ -90,8 +90,8 @@ def check_budget(num_prompts: int, total: int, *, min_samples: int, max_samples:
     """
     if not 0 <= min_samples <= max_samples:
         raise ValueError(
-            f"min_samples ({min_samples}) must be between 0 and max_samples ({max_samples}). Lower min_samples or raise "
-            "max_samples."
+            f"min_samples ({min_samples}) must be between 0 and max_samples ({max_samples}). Lower min_samples or "
+            "raise max_samples."
         )
     if total < num_prompts * min_samples:
         raise ValueError(
@@ -120,18 +120,22 @@ def check_rule(rule: AllocationRule) -> AllocationRule:
         exponent = math.nan
     if not 0 <= exponent < math.inf:
         raise ValueError(
-            f"allocation_rule ({rule!r}) must be one of {', '.join(map(repr, RULES))}, or a number of at least 0, the power's "
-            "exponent: 0 for equal budgets, 0.5 for 'power'."
+            f"allocation_rule ({rule!r}) must be one of {', '.join(map(repr, RULES))}, or a number of at least 0, the "
+            "power's exponent: 0 for equal budgets, 0.5 for 'power'."
         )
     return exponent
 
 
 def _weights(pass_rates: np.ndarray, rule: AllocationRule, epsilon: float) -> np.ndarray:
-    """Compute weights `(P,)` in descending order, of which the largest is 1, from pass rates `(P,)` in the order of the rule."""
+    """
+    Compute weights `(P,)` in descending order, of which the largest is 1, from pass rates `(P,)` in the order of the
+    rule.
+    """
     is_valid = (pass_rates >= 0) & (pass_rates <= 1)
     if not is_valid.all():
         raise ValueError(
-            f"Pass rates must be between 0 and 1, got {pass_rates[~is_valid][0]}. Replace unknown ones by a prior mean."
+            f"Pass rates must be between 0 and 1, got {pass_rates[~is_valid][0]}. Replace unknown ones by a prior "
+            "mean."
         )
     shifted = pass_rates + epsilon
     if rule == "variance":

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .advantages import PromptWeighting, prompt_weights
 from .rollouts import Rollouts
 from .sequential import SlotRule, needs_more
 
@@ -19,11 +18,12 @@ def zero_variance_probability(
     rollouts: Rollouts, num_generations: int, outcome_N: np.ndarray | None = None
 ) -> np.ndarray:
     """
-    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt, `(P,)`: the fraction of all
-    subsets of that size whose rewards are all equal, Σ_v C(c_v, n) / C(M, n) with c_v of M rollouts of the reward v.
+    Estimate the probability that GRPO with `num_generations` rollouts has no gradient on a prompt, `(P,)`: the
+    fraction of all subsets of that size whose rewards are all equal, Σ_v C(c_v, n) / C(M, n) with c_v of M rollouts of
+    the reward v.
 
-    Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. Rollouts without a reward are
-    left out; with fewer than `num_generations` others, these are the group.
+    Unbiased for p^n + (1−p)^n from M ≥ n uniform rollouts, with less noise than a single subset. Rollouts without a
+    reward are left out; with fewer than `num_generations` others, these are the group.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -85,8 +85,9 @@ def sampling_metrics(
     """
     Compute the metrics of adaptive sampling of one step over the prompts of all ranks.
 
-    Values that start with `frac_` are fractions of the prompts. `pass_rate/mean` and `frac_reward_zero_std/first_round` are
-    computed from the first round, which is uniform sampling: early stopping biases the pass rate of the whole pool upwards.
+    Values that start with `frac_` are fractions of the prompts. `pass_rate/mean` and
+    `frac_reward_zero_std/first_round` are computed from the first round, which is uniform sampling: early stopping
+    biases the pass rate of the whole pool upwards.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -98,11 +99,11 @@ def sampling_metrics(
         samples_per_round (`int`):
             M, the rollouts of a prompt in the first round.
         num_generations (`int`):
-            n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with. NaN if a first round has fewer
-            rollouts, or none can be compared.
+            n, the group size of the GRPO that `frac_reward_zero_std/first_round` compares with. NaN if a first round
+            has fewer rollouts, or none can be compared.
         is_on_distribution_P (`np.ndarray`):
-            Which prompts are an unbiased sample of the dataset. The metrics of the first round include only these, and are
-            NaN if there are none.
+            Which prompts are an unbiased sample of the dataset. The metrics of the first round include only these, and
+            are NaN if there are none.
         outcome_N (`np.ndarray`, *optional*):
             See [`zero_variance_probability`].
     """
@@ -137,44 +138,27 @@ def round_metrics(rollouts: Rollouts, rule: SlotRule, *, samples_per_round: int)
 
 
 def detailed_metrics(
-    rollouts: Rollouts,
-    selected: np.ndarray,
-    *,
-    rule: SlotRule,
-    samples_per_round: int,
-    weighting: PromptWeighting,
-    is_on_distribution_P: np.ndarray,
+    rollouts: Rollouts, selected: np.ndarray, rule: SlotRule, *, samples_per_round: int
 ) -> dict[str, float]:
     """
-    Compute further metrics, such as those of each round, for the figures of the paper. With N_x rewards of mean r̄_x per
-    prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
+    Compute further metrics, such as those of each round, for the figures of the paper. With N_x rewards of mean r̄_x
+    per prompt, (`reward/micro_mean` − `reward/macro_mean`) · mean(N_x) = Cov(N_x, r̄_x).
 
     Args:
         rule ([`SlotRule`]):
-            Exit condition and maximum number of rounds, for all of which there are metrics, also if no prompt was sampled as often.
-        weighting (`str` or `float`):
-            See [`prompt_weights`].
+            Exit condition and maximum number of rounds, for all of which there are metrics, also if no prompt was
+            sampled as often.
         The others as in [`sampling_metrics`].
     """
-    first = rollouts.where(rollouts.draw_N < samples_per_round)
     rounds_P = -(-rollouts.size_P // samples_per_round)
     is_active_P = _is_active(rollouts, rule)
     is_one_sided_P = (rollouts.scored_P > 0) & is_active_P
-    pass_rate = first.pass_rate_P[is_on_distribution_P]
-    # Where all rewards are equal, the weight has no effect.
-    weights = prompt_weights(rollouts, weighting)[~rollouts.has_zero_variance_P]
     metrics = {
-        "samples_per_prompt/min": rollouts.size_P.min(),
         "frac_all_correct": (is_one_sided_P & (rollouts.negatives_P == 0)).mean(),
         "frac_all_wrong": (is_one_sided_P & (rollouts.positives_P == 0)).mean(),
-        "frac_unscored": ((rollouts.scored_P == 0) & is_active_P).mean(),
         "reward/trained": _nanmean(rollouts.reward_N[selected]),
         "reward/macro_mean": _nanmean(rollouts.mean_P),
         "reward/micro_mean": _nanmean(rollouts.reward_N),
-        "pass_rate/p10": _nanpercentile(pass_rate, 10),
-        "pass_rate/p90": _nanpercentile(pass_rate, 90),
-        "prompt_weight/mean": _nanmean(weights),
-        "prompt_weight/max": _nanpercentile(weights, 100),
     }
     round_N = np.minimum(rollouts.draw_N // samples_per_round, rule.max_rounds - 1)
     is_negative_N = rollouts.is_scored_N & ~rollouts.is_positive_N
@@ -196,8 +180,8 @@ def first_round_metrics(
     each_prompt_once: bool,
 ) -> dict[str, list[float]]:
     """
-    Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the dataset: `reward`,
-    `reward_std` and `rewards/*`. Each has one value per reward function of that name.
+    Compute GRPO's reward metrics from the first round of the prompts that are an unbiased sample of the dataset:
+    `reward`, `reward_std` and `rewards/*`. Each has one value per reward function of that name.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -223,8 +207,8 @@ def first_round_metrics(
 
 def threshold_outside_reward_range(low: float, high: float, mean: float, pass_rate: float) -> bool:
     """
-    Whether rewards differ, but hardly with respect to the threshold: less than 5 % of them are positive, or negative, although
-    their mean is far from that end of their range. Never true of rewards of 0 and 1.
+    Whether rewards differ, but hardly with respect to the threshold: less than 5 % of them are positive, or negative,
+    although their mean is far from that end of their range. Never true of rewards of 0 and 1.
     """
     if not low < high:
         return False
@@ -264,8 +248,8 @@ def kind_of_rewards(reward_N: np.ndarray, prompt_N: np.ndarray) -> RewardKind:
 
 def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:
     """
-    Compute the allocation curve: mean rollouts of the prompts in ten bins of the estimated pass rate, which are named by
-    their middle. Bins without a prompt are left out, so that a mean over steps is one over the steps that had some.
+    Compute the allocation curve: mean rollouts of the prompts in ten bins of the estimated pass rate, which are named
+    by their middle. Bins without a prompt are left out, so that a mean over steps is one over the steps that had some.
     """
     bins = np.clip((np.asarray(estimates, dtype=float) * 10).astype(int), 0, 9)
     num_rollouts = np.asarray(sizes, dtype=float)
@@ -279,8 +263,8 @@ def completion_metrics(lengths: ArrayLike, truncated: ArrayLike, weights: ArrayL
     """
     Compute GRPO's metrics of completions from their numbers of tokens and whether each reached the maximum length.
 
-    Lengths of terminated completions are 0 if there are none, as in TRL; everything is NaN without a completion. `weights` are
-    those of the completions in the means, by default equal ones.
+    Lengths of terminated completions are 0 if there are none, as in TRL; everything is NaN without a completion.
+    `weights` are those of the completions in the means, by default equal ones.
     """
     all_lengths, is_truncated = np.asarray(lengths, dtype=float), np.asarray(truncated, dtype=bool)
     w = np.ones(len(all_lengths)) if weights is None else np.asarray(weights, dtype=float)
@@ -303,8 +287,3 @@ def _is_active(rollouts: Rollouts, rule: SlotRule) -> np.ndarray:
 def _nanmean(values: np.ndarray) -> float:
     scored = values[~np.isnan(values)]
     return float(scored.mean()) if len(scored) else math.nan
-
-
-def _nanpercentile(values: np.ndarray, q: float) -> float:
-    scored = values[~np.isnan(values)]
-    return float(np.percentile(scored, q)) if len(scored) else math.nan

@@ -11,8 +11,8 @@ def pass_at_k(correct: Sequence[int] | np.ndarray, num_samples: int, k: int) -> 
     Estimate without bias the probability that at least one of k completions is correct, `(num_prompts,)`.
 
     1 − C(n − c, k) / C(n, k), equation 1 of [Evaluating Large Language Models Trained on
-    Code](https://huggingface.co/papers/2107.03374): the fraction of all subsets of k of the n = `num_samples` completions
-    that contain a correct one. For k = 1 it is the pass rate c / n.
+    Code](https://huggingface.co/papers/2107.03374): the fraction of all subsets of k of the n = `num_samples`
+    completions that contain a correct one. For k = 1 it is the pass rate c / n.
 
     Args:
         correct (`Sequence[int]`), num_samples (`int`):
@@ -36,7 +36,8 @@ def pass_at_k_metrics(groups: Sequence[tuple[int, int]]) -> dict[str, float]:
 
     Args:
         groups (`Sequence[tuple[int, int]]`):
-            By prompt, the numbers of correct completions and of scored ones. A prompt with fewer than k does not count for k.
+            By prompt, the numbers of correct completions and of scored ones. A prompt with fewer than k does not count
+            for k.
     """
     metrics, k = {}, 1
     while values := [float(pass_at_k([correct], number, k)[0]) for correct, number in groups if number >= k]:

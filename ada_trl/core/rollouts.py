@@ -33,8 +33,9 @@ class Columns(dict[str, np.ndarray]):
 
 def column_array(values: Sequence[Any], is_numeric: bool = False) -> np.ndarray:
     """
-    Make an array of a column's values, one per prompt: of numbers, booleans or strings if all are such, otherwise of objects.
-    Scalars of NumPy, torch or JAX, as a formatted dataset has them, become values of Python, and missing numbers NaN.
+    Make an array of a column's values, one per prompt: of numbers, booleans or strings if all are such, otherwise of
+    objects. Scalars of NumPy, torch or JAX, as a formatted dataset has them, become values of Python, and missing
+    numbers NaN.
 
     Args:
         values (`Sequence[Any]`), is_numeric (`bool`, *optional*, defaults to `False`):
@@ -55,13 +56,14 @@ def column_array(values: Sequence[Any], is_numeric: bool = False) -> np.ndarray:
 @dataclass(eq=False, frozen=True)
 class Rollouts:
     """
-    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward functions. All
-    arrays are read-only.
+    All rollouts of a generation batch, of all processes. Suffixes give shapes: N rollouts, P prompts, F reward
+    functions. All arrays are read-only.
 
-    The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends on the
-    order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then it is positive
-    or negative. Baselines and advantages need the reward only. A prompt is *abstained* if it has rewards, but the function of
-    the success reward scored no rollout, as one that does not apply to this kind of prompt: neither solved nor unsolved.
+    The rollouts of a prompt are its *pool*. They are sorted by prompt and draw, so that no sum and no choice depends
+    on the order in which completions arrive. A rollout is *scored* if it has a reward and a success reward; only then
+    it is positive or negative. Baselines and advantages need the reward only. A prompt is *abstained* if it has
+    rewards, but the function of the success reward scored no rollout, as one that does not apply to this kind of
+    prompt: neither solved nor unsolved.
 
     Args:
         prompt_N (`np.ndarray` of `int`):
@@ -83,9 +85,9 @@ class Rollouts:
         length_N (`np.ndarray` of `int`):
             Number of completion tokens that the model has generated.
         columns (`dict[str, np.ndarray]`, *optional*):
-            Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty unless an
-            advantage function is used. Numbers, booleans and strings are arrays of these, with NaN for a missing number;
-            other columns are arrays of objects.
+            Columns of the dataset but for prompts and images, with the value of each rollout's prompt, `(N,)`. Empty
+            unless an advantage function is used. Numbers, booleans and strings are arrays of these, with NaN for a
+            missing number; other columns are arrays of objects.
     """
 
     prompt_N: np.ndarray
@@ -156,7 +158,9 @@ class Rollouts:
 
     @computed_array
     def std_P(self) -> np.ndarray:
-        """Standard deviation of the rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two."""
+        """
+        Standard deviation of the rewards of each prompt with Bessel's correction, as in TRL; 0 for fewer than two.
+        """
         deviation_N = np.where(self.has_reward_N, self.reward_N - self.mean_P[self.prompt_N], 0.0)
         return np.sqrt(self.sum(deviation_N**2) / np.maximum(self.sum(self.has_reward_N) - 1, 1))
 
@@ -203,8 +207,8 @@ class Rollouts:
 
         Args:
             rewards (`Sequence[Sequence]`):
-                Rewards of each prompt's rollouts, of which prompts may have different numbers, at least one. A reward is a number,
-                `None` if there is none, or a list of those of several reward functions of weight 1.
+                Rewards of each prompt's rollouts, of which prompts may have different numbers, at least one. A reward
+                is a number, `None` if there is none, or a list of those of several reward functions of weight 1.
             columns (`Mapping[str, Sequence]`, *optional*):
                 Columns of the dataset, with one value per prompt.
             lengths (`Sequence[Sequence[int]]`, *optional*):
@@ -285,8 +289,9 @@ class Scoring:
         success_column (`int`, *optional*):
             Reward function whose reward is the success reward; by default the weighted sum is.
         needs_weight (`bool`, *optional*, defaults to `False`):
-            Whether a rollout that only functions of weight 0 have scored has no reward. As in [`~trl.GRPOTrainer`], its reward is 0 by
-            default, which has no effect on a group that is all like this, but would be compared with the rewards of a batch.
+            Whether a rollout that only functions of weight 0 have scored has no reward. As in [`~trl.GRPOTrainer`],
+            its reward is 0 by default, which has no effect on a group that is all like this, but would be compared
+            with the rewards of a batch.
     """
 
     weights: tuple[float, ...]
@@ -303,8 +308,8 @@ class Scoring:
         """
         Weighted sum and success reward of each rollout, both `(N,)`, from `clean` rewards.
 
-        The sum is computed in float32, as [`~trl.GRPOTrainer`] does, so that equal sums are the same ones here and there. It is
-        NaN if no function scored the rollout, or if it exceeds float32.
+        The sum is computed in float32, as [`~trl.GRPOTrainer`] does, so that equal sums are the same ones here and
+        there. It is NaN if no function scored the rollout, or if it exceeds float32.
         """
         weights_F = np.array(self.weights, dtype=np.float32)
         with np.errstate(over="ignore"):

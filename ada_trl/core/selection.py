@@ -12,10 +12,10 @@ def select_groups(rollouts: Rollouts, num_generations: int, seeds: Sequence[tupl
     Downsample each pool to the balanced group that is trained on (Algorithm 2 of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996), "oversample – downsample").
 
-    `num_generations // 2` positives and the rest negatives, each sampled uniformly without replacement. If there are too
-    few of one kind, more of the other are selected, and unscored rollouts only if nothing else is left. The selection
-    depends on the seed and on the set of rollouts, never on the order of their arrival: selecting those that finished first
-    would favor short completions.
+    `num_generations // 2` positives and the rest negatives, each sampled uniformly without replacement. If there are
+    too few of one kind, more of the other are selected, and unscored rollouts only if nothing else is left. The
+    selection depends on the seed and on the set of rollouts, never on the order of their arrival: selecting those that
+    finished first would favor short completions.
 
     Args:
         rollouts ([`~core.Rollouts`]):
@@ -23,7 +23,8 @@ def select_groups(rollouts: Rollouts, num_generations: int, seeds: Sequence[tupl
         num_generations (`int`):
             n, the size of a group.
         seeds (`Sequence[tuple[int, ...] | None]`):
-            For each prompt non-negative integers, for example (run seed, step, prompt); `None` for a prompt that is not trained on.
+            For each prompt non-negative integers, for example (run seed, step, prompt); `None` for a prompt that is
+            not trained on.
 
     Returns:
         `np.ndarray` of `int`: indices of the selected rollouts, prompt by prompt, ascending.
@@ -38,8 +39,8 @@ def select_groups(rollouts: Rollouts, num_generations: int, seeds: Sequence[tupl
             continue
         if end - start < num_generations:
             raise ValueError(
-                f"A pool of {end - start} rollouts cannot fill a group of num_generations ({num_generations}). Sample at least "
-                "num_generations rollouts per prompt."
+                f"A pool of {end - start} rollouts cannot fill a group of num_generations ({num_generations}). Sample "
+                "at least num_generations rollouts per prompt."
             )
         shuffled = start + np.random.default_rng(seed).permutation(end - start)
         is_positive, is_scored = rollouts.is_positive_N[shuffled], rollouts.is_scored_N[shuffled]

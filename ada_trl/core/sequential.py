@@ -17,14 +17,17 @@ Counts = TypeVar("Counts", int, np.ndarray)
 def needs_more(positives: Counts, negatives: Counts, min_positives: int, min_negatives: int):
     """
     Whether prompts with these numbers of positive and negative rollouts are sampled further
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, exit conditions *pos*: K_pos positives, and
-    *balance*: K_pos positives and K_neg negatives).
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2, exit conditions *pos*: K_pos positives,
+    and *balance*: K_pos positives and K_neg negatives).
     """
     return (positives < min_positives) | (negatives < min_negatives)
 
 
 class Candidate(NamedTuple):
-    """A prompt that a step may sample: position of its row where the prompts come from, and earlier steps that sampled it."""
+    """
+    A prompt that a step may sample: position of its row where the prompts come from, and earlier steps that sampled
+    it.
+    """
 
     position: int
     attempts: int = 0
@@ -41,8 +44,8 @@ class SlotRule:
         max_rounds (`int`):
             N, the maximum number of rounds of a prompt.
         compares_each_reward (`bool`, *optional*, defaults to `False`):
-            Whether a prompt has zero variance only if the rewards of every function are equal, rather than their sum or the
-            success reward.
+            Whether a prompt has zero variance only if the rewards of every function are equal, rather than their sum
+            or the success reward.
     """
 
     min_positives: int
@@ -56,12 +59,13 @@ class Slot:
     """
     One prompt's place in the batch: the rounds of its prompt, or of several *candidates* one after another.
 
-    The next round of a slot depends on the earlier ones of the same slot only. A step therefore has the same rollouts whether
-    slots wait for each other (synchronous rounds) or not (a vLLM server), and on any number of processes.
+    The next round of a slot depends on the earlier ones of the same slot only. A step therefore has the same rollouts
+    whether slots wait for each other (synchronous rounds) or not (a vLLM server), and on any number of processes.
 
     A candidate is finished after the round that meets its exit condition, or after its last round. If it then has zero
-    variance, the next candidate takes its place, as in the dynamic sampling of [DAPO](https://huggingface.co/papers/2503.14476).
-    An abstained candidate ([`~core.Rollouts`]) has no exit condition that further rounds could meet.
+    variance, the next candidate takes its place, as in the dynamic sampling of
+    [DAPO](https://huggingface.co/papers/2503.14476). An abstained candidate ([`~core.Rollouts`]) has no exit condition
+    that further rounds could meet.
 
     Args:
         rule ([`SlotRule`]):
@@ -97,7 +101,9 @@ class Slot:
 
     @property
     def rounds_ahead(self) -> int:
-        """Number of rounds that were requested and are not complete, or not processed because an earlier one is not."""
+        """
+        Number of rounds that were requested and are not complete, or not processed because an earlier one is not.
+        """
         return self.requested - len(self.rounds)
 
     @property
@@ -116,7 +122,9 @@ class Slot:
         return [draw for draw in draws if draw not in self._early]
 
     def candidate_at(self, draw: int) -> int:
-        """Index of the candidate that rollout `draw` belongs to; of several, known once the round before is complete."""
+        """
+        Index of the candidate that rollout `draw` belongs to; of several, known once the round before is complete.
+        """
         return self.candidate_of_round[draw // self.round_size] if len(self.candidates) > 1 else 0
 
     def rewards_of(self, index: int) -> np.ndarray:
@@ -171,7 +179,10 @@ class Slot:
 
 
 class Outcomes(NamedTuple):
-    """Numbers of positive and negative rollouts of a round, and whether its prompt would be abstained with this round alone."""
+    """
+    Numbers of positive and negative rollouts of a round, and whether its prompt would be abstained with this round
+    alone.
+    """
 
     positives: int
     negatives: int
@@ -213,9 +224,9 @@ def sample_slots(
     Sample all slots until they are done: successive elimination
     ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
 
-    Each active slot has one request in flight. If `collect` waits for all of them, these are the synchronous rounds of the
-    paper. If it returns as soon as one is complete, no slot waits for another. The rollouts have the same distribution either
-    way: the M rollouts of a round are awaited together, and rounds are processed in order.
+    Each active slot has one request in flight. If `collect` waits for all of them, these are the synchronous rounds of
+    the paper. If it returns as soon as one is complete, no slot waits for another. The rollouts have the same
+    distribution either way: the M rollouts of a round are awaited together, and rounds are processed in order.
 
     Args:
         slots (`Sequence[Slot]`):
@@ -223,17 +234,18 @@ def sample_slots(
         submit (`Submit`), collect (`Collect`):
             Start a request; wait for results.
         speculate_below (`int`, *optional*, defaults to `0`):
-            If fewer requests of active slots are in flight, further rounds of these slots are requested before their previous
-            round has returned. The rollouts of such a round are used only if the slot needs them, in order, so that pools have the
-            same distribution. Not if a slot has several candidates: which of them is next is unknown before a round is complete.
+            If fewer requests of active slots are in flight, further rounds of these slots are requested before their
+            previous round has returned. The rollouts of such a round are used only if the slot needs them, in order,
+            so that pools have the same distribution. Not if a slot has several candidates: which of them is next is
+            unknown before a round is complete.
         cancel (`Cancel`, *optional*):
             Called for requests of slots that are done; their results need not be collected.
         progress (`Progress`, *optional*):
             Called after each `collect`.
     """
     waiting = deque(enumerate(slots))
-    # What a search of all slots would find in each turn, which is slow for thousands of slots. `ahead` has the slots by their
-    # number of rounds ahead, with outdated numbers as well.
+    # What a search of all slots would find in each turn, which is slow for thousands of slots. `ahead` has the slots
+    # by their number of rounds ahead, with outdated numbers as well.
     in_flight, active, num_rollouts = 0, len(slots), 0
     ahead: list[tuple[int, int]] = []
     if any(len(slot.candidates) > 1 for slot in slots):
@@ -242,8 +254,8 @@ def sample_slots(
     def next_slot() -> tuple[int, Slot] | None:
         if waiting:
             return waiting.popleft()
-        # All rounds that are known to be needed are in flight. If there is room, request one that may be needed, of the slot with
-        # the fewest such rounds.
+        # All rounds that are known to be needed are in flight. If there is room, request one that may be needed, of
+        # the slot with the fewest such rounds.
         while ahead and in_flight < speculate_below:
             rounds_ahead, number = heapq.heappop(ahead)
             slot = slots[number]
@@ -293,12 +305,17 @@ class SampledPrompt(NamedTuple):
 
     @property
     def is_on_distribution(self) -> bool:
-        """Whether the prompt is an unbiased sample of the dataset: sampled for the first time, and not in place of another one."""
+        """
+        Whether the prompt is an unbiased sample of the dataset: sampled for the first time, and not in place of
+        another one.
+        """
         return not self.candidate.attempts and not self.candidate_index
 
 
 def sampled_prompts(slots: Sequence[Slot]) -> list[SampledPrompt]:
-    """The prompts that were sampled in a step, in the order of the slots: the P prompts of the step's [`~core.Rollouts`]."""
+    """
+    The prompts that were sampled in a step, in the order of the slots: the P prompts of the step's [`~core.Rollouts`].
+    """
     return [
         SampledPrompt(
             candidate=slot.candidates[index],

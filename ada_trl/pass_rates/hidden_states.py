@@ -13,8 +13,8 @@ def backbone_of(model: nn.Module) -> nn.Module:
     """
     Return the module whose output the policy's LM head receives.
 
-    It is the decoder and not the base model, because some models (OPT, BART) never call the forward of their base model:
-    their LM class calls the decoder inside of it, so that a hook on the base model would not run.
+    It is the decoder and not the base model, because some models (OPT, BART) never call the forward of their base
+    model: their LM class calls the decoder inside of it, so that a hook on the base model would not run.
     """
     policy = extract_model_from_parallel(model)
     policy = policy.get_base_model() if is_peft_model(policy) else policy
@@ -27,17 +27,18 @@ def last_hidden_states(
     model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, *, batch_size: int
 ) -> torch.Tensor:
     """
-    Compute the policy's last hidden state at the last prompt token, from which the LM head predicts the first completion token.
+    Compute the policy's last hidden state at the last prompt token, from which the LM head predicts the first
+    completion token.
 
-    The forward of the model is called as it is given, so that FSDP, DeepSpeed and DDP gather their shards. Logits are computed
-    for one position per prompt, and unlike with `output_hidden_states=True` no other layer's states are stored. The hook is on the
-    backbone, since TRL's fused head does not call the head's module. Dropout is off, no random numbers are used and the mode of
-    every module is restored.
+    The forward of the model is called as it is given, so that FSDP, DeepSpeed and DDP gather their shards. Logits are
+    computed for one position per prompt, and unlike with `output_hidden_states=True` no other layer's states are
+    stored. The hook is on the backbone, since TRL's fused head does not call the head's module. Dropout is off, no
+    random numbers are used and the mode of every module is restored.
 
     Args:
         model (`nn.Module`):
-            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every rank must call this with the same number of prompts and the
-            same `batch_size`.
+            A causal language model, plain, PEFT-wrapped or prepared by `accelerate`. If it is sharded, every rank must
+            call this with the same number of prompts and the same `batch_size`.
         input_ids (`torch.Tensor`):
             Prompts, `(P, T)`, padded on either side.
         attention_mask (`torch.Tensor`):
@@ -116,8 +117,8 @@ class HiddenStateExtractor:
         """
         Compute [`last_hidden_states`] of all prompts, divided evenly over the ranks. Collective.
 
-        If the prompts do not divide evenly, the last one is repeated, so that every rank of a sharded model makes the same
-        number of forward passes. Mixed precision is that of the model's forward, which `accelerate` has prepared.
+        If the prompts do not divide evenly, the last one is repeated, so that every rank of a sharded model makes the
+        same number of forward passes. Mixed precision is that of the model's forward, which `accelerate` has prepared.
 
         Returns:
             `torch.Tensor`: `(P, H)` on the CPU, the same on every rank.

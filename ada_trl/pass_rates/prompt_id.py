@@ -40,13 +40,14 @@ def _is_empty(value: Any) -> bool:
 
 def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     """
-    Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has one.
+    Return a prompt's identity across steps, runs and machines: a hash of its content, after the row's `id` if it has
+    one.
 
-    The hash is the SHA-256 of the prompt as canonical JSON, in which an image is the hash of its pixels; its first 16 digits
-    if there is an `id` as well. An `id` alone would not do: datasets that are concatenated often have the same ids for
-    different prompts, and some have one `id` for all rows. With an `id`, equal prompts of different ids (and different answers,
-    say) have separate estimates. Fields that are `None` are left out of the hash, because a dataset adds them to messages that
-    lack a field which others have.
+    The hash is the SHA-256 of the prompt as canonical JSON, in which an image is the hash of its pixels; its first 16
+    digits if there is an `id` as well. An `id` alone would not do: datasets that are concatenated often have the same
+    ids for different prompts, and some have one `id` for all rows. With an `id`, equal prompts of different ids (and
+    different answers, say) have separate estimates. Fields that are `None` are left out of the hash, because a dataset
+    adds them to messages that lack a field which others have.
 
     Args:
         prompt (`Any`):
@@ -63,8 +64,8 @@ def prompt_key(prompt: Any, row: Mapping[str, Any] | None = None) -> str:
     except TypeError as error:
         if row_id is None:
             raise ValueError(
-                f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a column "
-                "'id' to the dataset."
+                f"A prompt that is neither text nor an image cannot be identified by its content ({error}). Add a "
+                "column 'id' to the dataset."
             ) from error
         return str(row_id)
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -41,12 +41,12 @@ class EMAPassRate:
 
     n_x ← λ n_x + rollouts, k_x ← λ k_x + positives, p̂_x = (k_x + α) / (n_x + α + β), with α = 1 and β = 16.
 
-    Counts and not means are averaged, because E[positives] = p · E[rollouts] whatever rule stopped the sampling (Wald's
-    identity), whereas the mean of a pool that was stopped early is biased.
+    Counts and not means are averaged, because E[positives] = p · E[rollouts] whatever rule stopped the sampling
+    (Wald's identity), whereas the mean of a pool that was stopped early is biased.
 
-    A prompt's counts are discounted once per step in which it is sampled: its pass rate changes mostly when the policy is
-    trained on it, not with time. Duplicates within a step share one estimate and one discount. A step without a scored
-    rollout of the prompt leaves its counts as they are.
+    A prompt's counts are discounted once per step in which it is sampled: its pass rate changes mostly when the policy
+    is trained on it, not with time. Duplicates within a step share one estimate and one discount. A step without a
+    scored rollout of the prompt leaves its counts as they are.
 
     Args:
         decay (`float`, *optional*, defaults to `0.9`):
@@ -100,8 +100,8 @@ class EMAPassRate:
 
 def brier_metrics(predictions: ArrayLike, positives: ArrayLike, num_rollouts: ArrayLike) -> dict[str, float]:
     """
-    Compute the Brier score of predictions made **before** sampling: the mean over all scored rollouts of (p̂_x − y)², y = 1
-    for a positive.
+    Compute the Brier score of predictions made **before** sampling: the mean over all scored rollouts of (p̂_x − y)²,
+    y = 1 for a positive.
 
     A prompt's rollouts add p(1 − p) + (p̂ − p)² each in expectation, whatever rule stopped the sampling, so two
     predictors are comparable on the same rollouts; the first part is noise that no prediction avoids. The reference

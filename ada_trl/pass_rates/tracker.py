@@ -57,11 +57,12 @@ class PromptEstimates(NamedTuple):
 
 class PassRateTracker:
     """
-    Estimates per-prompt pass rates before sampling and updates the estimates afterwards: steps 1 and 5 of Reinforce-Ada-Est
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)). In other modes it only records pass rates.
+    Estimates per-prompt pass rates before sampling and updates the estimates afterwards: steps 1 and 5 of
+    Reinforce-Ada-Est ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)). In other modes it only records pass
+    rates.
 
-    Every rank has the same tracker: all ranks call `estimate` and `observe` for all prompts, in the same order, once per
-    generation batch. Success counts are kept always, a value head only with a `reader`.
+    Every rank has the same tracker: all ranks call `estimate` and `observe` for all prompts, in the same order, once
+    per generation batch. Success counts are kept always, a value head only with a `reader`.
 
     Args:
         reader ([`HiddenStateExtractor`], *optional*):
@@ -124,8 +125,8 @@ class PassRateTracker:
 
     def load(self, directory: str) -> None:
         """
-        Continue from the files of `save`. If one is missing, as in a checkpoint of `GRPOTrainer`, its estimates start from the
-        prior, with a warning. A corrupt file is an error of the library that reads it.
+        Continue from the files of `save`. If one is missing, as in a checkpoint of `GRPOTrainer`, its estimates start
+        from the prior, with a warning. A corrupt file is an error of the library that reads it.
         """
         path = os.path.join(directory, PASS_RATES_FILE)
         try:

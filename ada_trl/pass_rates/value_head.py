@@ -31,17 +31,18 @@ _MEMORY = {  # tensors that are state but not trained: name in the file to attri
 class ValueHead:
     """
     p̂ = σ(w · z + b) of the standardized features z of a prompt: V_φ of Reinforce-Ada-Est
-    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), trained online by AdamW on the cross-entropy of observed counts,
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996)), trained online by AdamW on the cross-entropy of
+    observed counts,
 
     −Σ [k log p̂ + (n − k) log(1 − p̂)] / Σ n, of k positives in n rollouts,
 
-    which does not depend on the rule that stopped the sampling. Each `observe` takes AdamW steps on the last `replay_size`
-    prompts, which are stored in float16. A larger batch is used whole.
+    which does not depend on the rule that stopped the sampling. Each `observe` takes AdamW steps on the last
+    `replay_size` prompts, which are stored in float16. A larger batch is used whole.
 
-    Features are standardized by running means and variances per dimension: hidden states share a large common part and a few
-    dimensions of huge scale, which after a layer norm would hide the differences between prompts. The head is in float32 on
-    the CPU, starts with the same prediction for every prompt and uses no random numbers, so that ranks that observe the same
-    gathered features hold the same head.
+    Features are standardized by running means and variances per dimension: hidden states share a large common part and
+    a few dimensions of huge scale, which after a layer norm would hide the differences between prompts. The head is in
+    float32 on the CPU, starts with the same prediction for every prompt and uses no random numbers, so that ranks that
+    observe the same gathered features hold the same head.
 
     Args:
         hidden_size (`int`):
@@ -117,8 +118,8 @@ class ValueHead:
 
     def _standardize(self, features: torch.Tensor) -> torch.Tensor:
         """
-        Convert features `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, divided by √H (0 before any
-        observation), and a 1 for b.
+        Convert features `(P, H)` to `(P, H + 1)`: about zero mean and unit variance per dimension, divided by √H (0
+        before any observation), and a 1 for b.
         """
         variance = (self._mean_square - self._mean.square()).clamp(min=_VARIANCE_FLOOR)
         standardized = ((features - self._mean) / variance.sqrt()).clamp(-_CLIP, _CLIP) / math.sqrt(self.hidden_size)

@@ -24,12 +24,12 @@ class AsyncVLLMSampler(RolloutSampler):
     Samples rollouts from a vLLM server, without a barrier.
 
     Every rank samples its own slots and keeps one request of `samples_per_round` completions in flight for each. All
-    completions of a request are awaited together, so that short ones are not over-represented. Reward functions run on the
-    main thread (they may use signals) while further requests are in flight; the completions that have arrived in the
-    meantime are scored in one call.
+    completions of a request are awaited together, so that short ones are not over-represented. Reward functions run on
+    the main thread (they may use signals) while further requests are in flight; the completions that have arrived in
+    the meantime are scored in one call.
 
-    The server has room for as many rollouts as in the paper's first round, 8 per prompt: further rounds of the prompts that are
-    still active are requested ahead, and cancelled or discarded if they turn out not to be needed.
+    The server has room for as many rollouts as in the paper's first round, 8 per prompt: further rounds of the prompts
+    that are still active are requested ahead, and cancelled or discarded if they turn out not to be needed.
 
     A request that fails, after its retries, stops the run on all ranks.
 

@@ -15,11 +15,11 @@ FEWER_ROWS = "The training dataset has fewer rows than the checkpoint has read. 
 
 class PromptStream:
     """
-    The rows of a dataset, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has the same
-    stream and reads only the rows that it needs (all rows of an `IterableDataset`, which has no index).
+    The rows of a dataset, epoch after epoch, in the order in which [`~trl.GRPOTrainer`] samples them. Every rank has
+    the same stream and reads only the rows that it needs (all rows of an `IterableDataset`, which has no index).
 
-    A row is identified by its *position*: its index in the dataset or, for an `IterableDataset`, the number of rows that the
-    run has read before it.
+    A row is identified by its *position*: its index in the dataset or, for an `IterableDataset`, the number of rows
+    that the run has read before it.
 
     Args:
         dataset (`Dataset` or `IterableDataset`):
@@ -50,7 +50,9 @@ class PromptStream:
 
     @property
     def epoch(self) -> float:
-        """Number of rows that were taken and not put back, per row of the dataset; if that has no length, whole passes."""
+        """
+        Number of rows that were taken and not put back, per row of the dataset; if that has no length, whole passes.
+        """
         return self._taken / len(self._dataset) if self.indexed else float(max(self._epoch, 0))
 
     @property
@@ -70,9 +72,9 @@ class PromptStream:
         taken: dict[int, None] = {}
         later: dict[int, None] = {}
         epochs = 0
-        # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a dataset that is
-        # too small ends the loop instead of repeating forever. Positions of a stream differ between epochs; after a whole one, the
-        # step would take prompts that it already has.
+        # A step may span epochs. After the rest of one epoch and two whole ones every row has been seen, so that a
+        # dataset that is too small ends the loop instead of repeating forever. Positions of a stream differ between
+        # epochs; after a whole one, the step would take prompts that it already has.
         while (
             len(taken) < number
             and epochs < (3 if self.indexed else 2)
@@ -97,8 +99,8 @@ class PromptStream:
 
     def _has_all_rows(self, positions: int) -> bool:
         """
-        Whether a step has every row of the dataset. Then reading on would only collect rows that it already has, and since a step
-        uses each of them once, the rows to be put back would grow with every step.
+        Whether a step has every row of the dataset. Then reading on would only collect rows that it already has, and
+        since a step uses each of them once, the rows to be put back would grow with every step.
         """
         return self.indexed and positions >= len(self._dataset) > 0
 
@@ -113,14 +115,14 @@ class PromptStream:
         if self.indexed:
             # As a data loader reads it: in pandas format, `[position]` would be a table.
             return self._dataset.__getitems__([position])[0]
-        # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are given. Rows
-        # may have different columns, of which TRL takes those of the first row of a batch.
+        # A row of a stream is kept until its prompt is finished, and reward functions may modify the one that they are
+        # given. Rows may have different columns, of which TRL takes those of the first row of a batch.
         return self._columns | copy_containers(self._cache[position])
 
     def row_key(self, position: int) -> str:
         """
-        Return what identifies the row at a position on other processes and after resuming, where an `IterableDataset` that is
-        shuffled without a seed has another one. Images are left out, because decoding them takes long.
+        Return what identifies the row at a position on other processes and after resuming, where an `IterableDataset`
+        that is shuffled without a seed has another one. Images are left out, because decoding them takes long.
         """
         if self.indexed:
             return ""
@@ -163,7 +165,8 @@ class PromptStream:
             self._dataset.set_epoch(len(self._starts) - 1)
             self._rows = iter(self._dataset)
         else:
-            # Read at once: the sampler's generator is shared between epochs, so a lazy iterator would mix their permutations.
+            # Read at once: the sampler's generator is shared between epochs, so a lazy iterator would mix their
+            # permutations.
             self._order = iter(list(self._sampler))
         self._epoch, self._read = self._epoch + 1, 0
 

@@ -1,8 +1,8 @@
 """
 Prompts of each step, from TRL's data loader or from the prompt queue.
 
-The queue is used where a step samples other prompts than the data loader's next ones (retries, dynamic sampling), or needs them
-before the data loader yields them (one step ahead).
+The queue is used where a step samples other prompts than the data loader's next ones (retries, dynamic sampling), or
+needs them before the data loader yields them (one step ahead).
 """
 
 import itertools
@@ -30,21 +30,22 @@ logger = get_logger(__name__)
 
 # Settings with which prompts come from the data loader instead of the prompt queue.
 WITHOUT_QUEUE = "zero_variance_groups='keep', retries=0 and max_staleness=0"
-# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard dataset.
+# Largest fraction of the slots (at least one slot) for retries, which would otherwise fill the batch on a hard
+# dataset.
 MAX_RETRY_FRACTION = 0.75
 SHUFFLE_WITH_SEED = "Shuffle it with a seed (`.shuffle(seed=…)`) and yield the same rows each time it is read"
 
 
 class PlaceholderRow(dict):
     """
-    Row of the data loader where prompts come from the queue. Until the step's prompts are chosen, it has no values, and reading one
-    raises an error that explains this.
+    Row of the data loader where prompts come from the queue. Until the step's prompts are chosen, it has no values,
+    and reading one raises an error that explains this.
     """
 
     def __missing__(self, column: Any) -> Any:
         raise RuntimeError(
-            f"This row has no column {column!r}: with zero_variance_groups='resample', retries or max_staleness=1, the rows of the "
-            "data loader are placeholders, and prompts come from the prompt queue. Read the output of "
+            f"This row has no column {column!r}: with zero_variance_groups='resample', retries or max_staleness=1, "
+            "the rows of the data loader are placeholders, and prompts come from the prompt queue. Read the output of "
             f"_generate_and_score_completions instead, or set {WITHOUT_QUEUE}."
         )
 
@@ -63,7 +64,8 @@ def collate_placeholders(rows: list[dict]) -> list[PlaceholderRow]:
 @dataclass
 class StepPlan:
     """
-    What a step is to sample: its prompts, which come from a source, and the number of rollouts of each, which the trainer adds.
+    What a step is to sample: its prompts, which come from a source, and the number of rollouts of each, which the
+    trainer adds.
 
     Args:
         local_rows (`list[dict]`):
@@ -121,8 +123,8 @@ class PromptSource(ABC):
 
 class DataLoaderPrompts(PromptSource):
     """
-    Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the rank that
-    holds its first row.
+    Prompts that [`~trl.GRPOTrainer`]'s data loader yields, `num_generations` equal rows each. A prompt belongs to the
+    rank that holds its first row.
 
     Args:
         accelerator (`Accelerator`):
@@ -145,10 +147,10 @@ class DataLoaderPrompts(PromptSource):
                 local_rows.append(row)
             elif self.checks_groups and i and _are_different(row.get("prompt"), inputs[i - 1].get("prompt")):
                 raise ValueError(
-                    f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but num_generations "
-                    f"({n}) requires {n} consecutive rows of each prompt. Return a `trl.trainer.utils.RepeatSampler` from "
-                    "`_get_train_sampler` or repeat each row in your data loader, and let a transform of the dataset give equal "
-                    "prompts for equal rows."
+                    f"Rows {start + i - 1} and {start + i} of the generation batch have different prompts, but "
+                    f"num_generations ({n}) requires {n} consecutive rows of each prompt. Return a "
+                    "`trl.trainer.utils.RepeatSampler` from `_get_train_sampler` or repeat each row in your data "
+                    "loader, and let a transform of the dataset give equal prompts for equal rows."
                 )
         ranks = [first // rows for first in range(0, rows * self.accelerator.num_processes, n)]
         return StepPlan(local_rows, ranks, ranks, [[Candidate(i)] for i in range(len(ranks))])
@@ -206,8 +208,8 @@ class PromptQueue(PromptSource):
         self.accelerator, self.load_rows = accelerator, load_rows
         self.num_slots, self.candidates_per_slot, self.retries = num_slots, candidates_per_slot, retries
         self.retry_queue: list[Candidate] = []
-        # States before the last calls of `next_prompts`, the latest first. A checkpoint may be written while the rollouts of
-        # these steps are not trained on yet; a resumed run has to sample their prompts again.
+        # States before the last calls of `next_prompts`, the latest first. A checkpoint may be written while the
+        # rollouts of these steps are not trained on yet; a resumed run has to sample their prompts again.
         self._before: deque[dict[str, Any]] = deque(maxlen=kept_states)
         # Positions that the current step has taken from the stream; `None` between steps.
         self._taken: list[int] | None = None
@@ -218,8 +220,8 @@ class PromptQueue(PromptSource):
             queues = gather_object([self._before[0]["retry_queue"]])
             if any(queue != queues[0] for queue in queues):
                 raise ValueError(
-                    "The processes read different rows from the train_dataset, a stream, so that retries would be other "
-                    f"prompts than those that were sampled. {SHUFFLE_WITH_SEED}, or set retries=0."
+                    "The processes read different rows from the train_dataset, a stream, so that retries would be "
+                    f"other prompts than those that were sampled. {SHUFFLE_WITH_SEED}, or set retries=0."
                 )
         rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         slot_ranks = [slot * world_size // self.num_slots for slot in range(self.num_slots)]
@@ -305,8 +307,9 @@ class PromptQueue(PromptSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "queue" not in state:
             logger.warning(
-                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the dataset. "
-                "This is expected for a checkpoint of a run without a prompt queue; otherwise restore the file."
+                "The checkpoint has no prompt queue (in ada_state.json), so prompts are taken from the start of the "
+                "dataset. This is expected for a checkpoint of a run without a prompt queue; otherwise restore the "
+                "file."
             )
             return
         stored = state["queue"]
@@ -320,13 +323,15 @@ class PromptQueue(PromptSource):
         is_same = [key in (None, self.stream.row_key(one.position)) for key, one in zip(keys, retries, strict=True)]
         if not all(is_same):
             logger.warning(
-                f"{is_same.count(False)} of {len(retries)} queued retries are dropped, because the train_dataset, a stream, has "
-                f"other rows than those that were sampled. {SHUFFLE_WITH_SEED}, so that a run can be resumed exactly."
+                f"{is_same.count(False)} of {len(retries)} queued retries are dropped, because the train_dataset, a "
+                f"stream, has other rows than those that were sampled. {SHUFFLE_WITH_SEED}, so that a run can be "
+                "resumed exactly."
             )
             retries = list(itertools.compress(retries, is_same))
         self.retry_queue = retries[: self._max_retries]
         if len(self.retry_queue) < len(retries):
             logger.warning(
-                f"The checkpoint has {len(retries)} queued retries, but the batch now has room for {len(self.retry_queue)}; the "
-                "others are dropped. Resume with the batch size of the checkpoint to keep them."
+                f"The checkpoint has {len(retries)} queued retries, but the batch now has room for "
+                f"{len(self.retry_queue)}; the others are dropped. Resume with the batch size of the checkpoint to "
+                "keep them."
             )

@@ -42,8 +42,10 @@ class Completion(NamedTuple):
 
 
 Generated = tuple[list[Completion], dict[str, float]]
-"""Completions that one rank has generated and scored together, at least one, and their statistics: `tokens/seen` (of prompts and
-completions), `time/reward` in seconds, `tools/calls` and `tools/failures`."""
+"""
+Completions that one rank has generated and scored together, at least one, and their statistics: `tokens/seen` (of
+prompts and completions), `time/reward` in seconds, `tools/calls` and `tools/failures`.
+"""
 
 
 class RolloutSampler(ABC):
@@ -52,7 +54,8 @@ class RolloutSampler(ABC):
 
     Args:
         slots (`Sequence[Slot]`):
-            Slots of all ranks, which are filled; dataset rows are those of each candidate of each slot, in their order.
+            Slots of all ranks, which are filled; dataset rows are those of each candidate of each slot, in their
+            order.
         accelerator (`Accelerator`):
             This rank and the others.
 
@@ -60,8 +63,8 @@ class RolloutSampler(ABC):
         completions (`dict[tuple[int, int], Completion]`):
             What this rank has generated, by slot and draw.
         stats (`dict[str, float]`):
-            Sums over the step: `tokens/*`, `tools/*` and `vllm/*` are counts, `time/*` seconds. Those of this rank until `sample` has
-            returned; afterwards counts are summed over the ranks, and seconds averaged.
+            Sums over the step: `tokens/*`, `tools/*` and `vllm/*` are counts, `time/*` seconds. Those of this rank
+            until `sample` has returned; afterwards counts are summed over the ranks, and seconds averaged.
         first_round (`list[tuple[int, bool]]`):
             Length of each completion of the first round, and whether it was truncated; likewise.
         lengths (`dict[tuple[int, int], int]`):
@@ -110,13 +113,15 @@ class RolloutSampler(ABC):
 
     @classmethod
     def requests_in_flight(cls, num_slots: int, round_size: int) -> int:
-        """Requests of `round_size` rollouts, for `num_slots` prompts, below which further rounds are requested ahead."""
+        """
+        Requests of `round_size` rollouts, for `num_slots` prompts, below which further rounds are requested ahead.
+        """
         return cls.rollouts_in_flight * num_slots // round_size
 
     def store(self, rollouts: Sequence[tuple[int, int]], generated: Generated) -> None:
         """
-        Keep completions of this rank by slot and draw, and add up their statistics. Completions after the last of `rollouts` are
-        padding, which counts as generated tokens only.
+        Keep completions of this rank by slot and draw, and add up their statistics. Completions after the last of
+        `rollouts` are padding, which counts as generated tokens only.
         """
         completions, stats = generated
         rows = completions[: len(rollouts)]
@@ -135,9 +140,9 @@ class RolloutSampler(ABC):
 
     def fetch(self, selected: Sequence[tuple[int, int]]) -> list[Completion]:
         """
-        Send the selected completions, by slot and draw, to the ranks that train on them, after `sample`: the update batch of all
-        ranks in rank order, of which this rank's part is returned. Collective; a completion that is trained on where it was
-        generated does not travel.
+        Send the selected completions, by slot and draw, to the ranks that train on them, after `sample`: the update
+        batch of all ranks in rank order, of which this rank's part is returned. Collective; a completion that is
+        trained on where it was generated does not travel.
         """
         per_rank, rank = len(selected) // self.num_processes, self.process_index
         held = []
@@ -151,7 +156,9 @@ class RolloutSampler(ABC):
 
 
 def _portable(completion: Completion) -> Completion:
-    """The completion without its environment, if that cannot be pickled (because it holds a connection, for example)."""
+    """
+    The completion without its environment, if that cannot be pickled (because it holds a connection, for example).
+    """
     try:
         pickle.dumps(completion.environment)
     except (pickle.PicklingError, TypeError, AttributeError):
@@ -161,8 +168,8 @@ def _portable(completion: Completion) -> Completion:
 
 class StepProgress(tqdm):
     """
-    A bar of the prompts whose sampling is finished in this step, with the number of rollouts and the elapsed time. It appears
-    after two seconds, so that quick steps show nothing, and disappears at the end of the step.
+    A bar of the prompts whose sampling is finished in this step, with the number of rollouts and the elapsed time. It
+    appears after two seconds, so that quick steps show nothing, and disappears at the end of the step.
 
     Args:
         total (`int`):

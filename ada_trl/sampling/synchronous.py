@@ -16,11 +16,11 @@ class SynchronousSampler(RolloutSampler):
     """
     Samples rollouts with the trainer's own generation (transformers, continuous batching, vLLM colocate).
 
-    Rows are split evenly: every rank generates the same number, because generation under FSDP and ZeRO is collective. If the
-    rows do not divide, the last one is repeated and the copies are discarded, so that pools do not depend on the number of
-    ranks and never exceed their cap. A rank receives the dataset rows of other ranks' prompts when it first generates for
-    them. Completions stay on the rank that generated them: a round ends with one collective for rewards and failures, and a
-    step sends the selected completions to where they are trained on.
+    Rows are split evenly: every rank generates the same number, because generation under FSDP and ZeRO is collective.
+    If the rows do not divide, the last one is repeated and the copies are discarded, so that pools do not depend on
+    the number of ranks and never exceed their cap. A rank receives the dataset rows of other ranks' prompts when it
+    first generates for them. Completions stay on the rank that generated them: a round ends with one collective for
+    rewards and failures, and a step sends the selected completions to where they are trained on.
 
     Args:
         rows (`Sequence[dict]`):
@@ -30,10 +30,10 @@ class SynchronousSampler(RolloutSampler):
         generate_and_score (`Callable[[list[dict], bool], Generated]`):
             Generates and scores one completion for each dataset row on this rank; the flag is true in the first round.
         fills_rounds (`bool`):
-            Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a round
-            without speculation, with further rollouts of the prompts that are still active. On a GPU, a round takes as long as
-            its longest completion however many there are, so that this saves rounds. Rollouts that turn out not to be needed are
-            discarded.
+            Whether rounds are filled up to `rollouts_in_flight` rollouts per prompt of the batch, or to the size of a
+            round without speculation, with further rollouts of the prompts that are still active. On a GPU, a round
+            takes as long as its longest completion however many there are, so that this saves rounds. Rollouts that
+            turn out not to be needed are discarded.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class SynchronousSampler(RolloutSampler):
         return max(num_slots, super().requests_in_flight(num_slots, round_size))  # at least a round of all prompts
 
     def _sample_round(self) -> list[tuple[int, int, np.ndarray]]:
-        """Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank."""
+        """
+        Sample all requested rollouts; returns slot, first draw and rewards of each request, the same on every rank.
+        """
         requests, self._requests = self._requests, []
         sizes = [self.slots[slot].round_size for slot, _ in requests]
         rollouts = [(slot, first + i) for (slot, first), n in zip(requests, sizes, strict=True) for i in range(n)]

@@ -23,12 +23,11 @@ DERIVED = (
 )
 # Fields of which [`~trl.GRPOTrainer`] keeps the values, and the place of files.
 TAKEN_BY_TRL = ("scale_rewards", "epsilon_high", "vllm_weight_sync_dir")
-WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
 EVALUATED_GENERATIONS = 8  # completions per prompt in an evaluation, at most, where a training step samples one
 
 
 def described(default: Any, meaning: str, **metadata: Any) -> Any:
-    """Field whose description is the help of the command line and part of the class's docstring. One that is `None` is derived."""
+    """Field with a description for the command line and the class's docstring; one that is `None` is derived."""
     return field(default=default, metadata={"help": meaning, **metadata})
 
 
@@ -40,8 +39,8 @@ class AdaGRPOConfig(GRPOConfig):
     This class includes only the parameters that are specific to
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996). For everything else please refer to the
     [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`] documentation. `num_generations`, `scale_rewards` and
-    `epsilon_high` have other default values than there, following the paper. A parameter that is `None` gets a value that depends
-    on the others when the configuration is constructed, and again when a trainer is built from it.
+    `epsilon_high` have other default values than there, following the paper. A parameter that is `None` gets a value
+    that depends on the others when the configuration is constructed, and again when a trainer is built from it.
     """
 
     # Types are those of a constructed configuration: what is always derived from `None` has a type without it.
@@ -49,8 +48,8 @@ class AdaGRPOConfig(GRPOConfig):
     # Parameters whose default values are overridden from GRPOConfig
     num_generations: int = described(
         None,
-        "Number of rollouts per prompt that are trained on (n). If `None`, 4 (in GRPOConfig 8), and 1 with `baseline='batch'` "
-        "(except in `'est'`).",
+        "Number of rollouts per prompt that are trained on (n). If `None`, 4 (in GRPOConfig 8), and 1 with "
+        "`baseline='batch'` (except in `'est'`).",
     )
     scale_rewards: str = described(
         "none",
@@ -61,25 +60,26 @@ class AdaGRPOConfig(GRPOConfig):
     )
     epsilon_high: float | None = described(
         0.28,
-        "Upper-bound epsilon of the clipped ratio; the lower bound is `epsilon`. In GRPOConfig `None` (equal to `epsilon`).",
+        "Upper-bound epsilon of the clipped ratio; the lower bound is `epsilon`. In GRPOConfig `None` (equal to "
+        "`epsilon`).",
     )
 
     # Parameters that control the baseline and the number of rollouts
     baseline: Literal["pool", "batch"] = described(
         "pool",
-        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in the "
-        "paper) or `'batch'` (recommended; mean of all other rollouts of the generation batch).",
+        "Value that is subtracted from the reward: `'pool'` (mean of all rollouts of the prompt in this step, as in "
+        "the paper) or `'batch'` (recommended; mean of all other rollouts of the generation batch).",
     )
     retries: int = described(
         0,
-        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled again (2 is "
-        "recommended). Each step samples `num_generations` rollouts of each prompt.",
+        "With `baseline='batch'`: number of later steps in which a prompt without a positive rollout is sampled "
+        "again (2 is recommended). Each step samples `num_generations` rollouts of each prompt.",
     )
     adaptive_sampling: Literal["seq-balance", "seq-pos", "est", "uniform"] = described(
         None,
-        "Number of rollouts per prompt: `'seq-balance'` or `'seq-pos'` (rounds until the exit condition is met), `'est'` "
-        "(more where the estimated pass rate is low) or `'uniform'` (`num_generations`, as in GRPO). If `None`, "
-        "`'seq-balance'`, and with `baseline='batch'` `'uniform'`.",
+        "Number of rollouts per prompt: `'seq-balance'` or `'seq-pos'` (rounds until the exit condition is met), "
+        "`'est'` (more where the estimated pass rate is low) or `'uniform'` (`num_generations`, as in GRPO). If "
+        "`None`, `'seq-balance'`, and with `baseline='batch'` `'uniform'`.",
     )
 
     # Parameters that control rounds (`adaptive_sampling="seq-balance"` and `"seq-pos"`, with `baseline="pool"`)
@@ -90,12 +90,13 @@ class AdaGRPOConfig(GRPOConfig):
     )
     max_rounds: int | None = described(
         None,
-        "Maximum number of rounds of a prompt in a step (N in the paper), and with `zero_variance_groups='resample'` of "
-        "prompts for one slot. If `None`, 8 in Seq modes, else 4.",
+        "Maximum number of rounds of a prompt in a step (N in the paper), and with `zero_variance_groups='resample'` "
+        "of prompts for one slot. If `None`, 8 in Seq modes, else 4.",
     )
     min_positives: int = described(
         1,
-        "Number of positive rollouts of the exit condition (K_pos). In the paper's Seq-balance, half of `num_generations`.",
+        "Number of positive rollouts of the exit condition (K_pos). In the paper's Seq-balance, half of "
+        "`num_generations`.",
     )
     min_negatives: int = described(
         1,
@@ -104,15 +105,15 @@ class AdaGRPOConfig(GRPOConfig):
     )
     positive_threshold: float = described(
         0.7,
-        "A rollout is positive if its success reward is strictly greater than this. For continuous rewards, set it to the value "
-        "that counts as a success.",
+        "A rollout is positive if its success reward is strictly greater than this. For continuous rewards, set it "
+        "to the value that counts as a success.",
     )
     success_reward: str | None = described(
         None,
-        "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for the "
-        "weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on successes "
-        "require it. A prompt on which the function returns `None`, while others return a reward, is neither solved nor "
-        "unsolved: it is not retried, and needs no further rounds.",
+        "Name of the reward function whose unweighted value is compared with `positive_threshold`, or `'sum'` for "
+        "the weighted sum of all rewards. If `None`, the sum; with several weighted functions, modes that depend on "
+        "successes require it. A prompt on which the function returns `None`, while others return a reward, is "
+        "neither solved nor unsolved: it is not retried, and needs no further rounds.",
     )
 
     # Parameters that control allocation (`adaptive_sampling="est"`)
@@ -120,35 +121,36 @@ class AdaGRPOConfig(GRPOConfig):
     max_samples: int = described(32, "Maximum number of rollouts per prompt (N_max in the paper), for `'est'`.")
     allocation_rule: str = described(
         "power",
-        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a (p^-a), "
-        "`'variance'` (sqrt((1 - p) / p), with `prompt_weighting='none'` and `scale_rewards='group'`) or `'reward_std'` "
-        "(sqrt(p * (1 - p))).",
+        "Number of rollouts as a function of the estimated pass rate p, for `'est'`: `'power'` (p^-0.5), a number a "
+        "(p^-a), `'variance'` (sqrt((1 - p) / p), with `prompt_weighting='none'` and `scale_rewards='group'`) or "
+        "`'reward_std'` (sqrt(p * (1 - p))).",
     )
     pass_rate_estimator: Literal["ema", "value"] | None = described(
         None,
-        "Source of the pass rates for `'est'`: `'ema'` (discounted success counts of each prompt, the default) or `'value'` "
-        "(a value head on the policy's hidden state). In other modes `'ema'` only records them. Checkpoints have them in "
-        "`ada_pass_rates.parquet`.",
+        "Source of the pass rates for `'est'`: `'ema'` (discounted success counts of each prompt, the default) or "
+        "`'value'` (a value head on the policy's hidden state). In other modes `'ema'` only records them. "
+        "Checkpoints have them in `ada_pass_rates.parquet`.",
     )
     # Parameters that control weights and zero-variance groups
     prompt_weighting: str = described(
         None,
-        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), `'none'`, or "
-        "alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless `scale_rewards='group'`, "
-        "`multi_objective_aggregation='normalize_then_sum'` or `baseline='batch'`.",
+        "Factor on the advantages of a prompt with pass rate p: `'inverse_sqrt'` (p^-0.5), `'inverse'` (1/p), "
+        "`'none'`, or alpha from 0 to 1 (p^(alpha - 1)). If `None`, `'inverse_sqrt'` in Seq modes and Est, unless "
+        "`scale_rewards='group'`, `multi_objective_aggregation='normalize_then_sum'` or `baseline='batch'`.",
     )
     zero_variance_groups: Literal["keep", "mask", "skip", "resample"] = described(
         "keep",
         "Treatment of groups in which all advantages are 0, with `baseline='pool'`: `'keep'` (as in GRPO), `'mask'` "
-        "(excluded from the loss), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other prompts are "
-        "sampled instead: dynamic sampling).",
+        "(excluded from the loss), `'skip'` (as `'keep'`, without computing their rows) or `'resample'` (other "
+        "prompts are sampled instead: dynamic sampling).",
     )
 
     # Parameters that control a vLLM server (`use_vllm=True`, `vllm_mode="server"`)
     vllm_weight_sync: Literal["nccl", "lora", "disk"] = described(
         "nccl",
-        "Transfer of the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs), `'lora'` (it loads the "
-        "adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (it reloads all weights from there).",
+        "Transfer of the weights to a vLLM server: `'nccl'` (as in TRL; the server needs other GPUs), `'lora'` (it "
+        "loads the adapter from `vllm_weight_sync_dir`; requires a `peft_config`) or `'disk'` (it reloads all "
+        "weights from there).",
     )
     vllm_weight_sync_dir: str = described(
         None,
@@ -157,25 +159,28 @@ class AdaGRPOConfig(GRPOConfig):
     )
     vllm_request_timeout: float = described(
         300.0,
-        "Seconds without any response after which a vLLM server is considered stalled and every process raises the same "
-        "error; time in its queue does not count. Without `/metrics`, it must be longer than the longest completion takes.",
+        "Seconds without any response after which a vLLM server is considered stalled and every process raises the "
+        "same error; time in its queue does not count. Without `/metrics`, it must be longer than the longest "
+        "completion takes.",
     )
     max_staleness: Literal[0, 1] = described(
         0,
         "With 1, a vLLM server generates the next step's rollouts while the current one is trained on; TRL's "
-        "importance-sampling correction accounts for the older weights. Only with one sampling round per step. With 0, both "
-        "alternate.",
+        "importance-sampling correction accounts for the older weights. Only with one sampling round per step. With "
+        "0, both alternate.",
     )
 
-    # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would make it a field.
+    # Names of the fields that were not set, whose values follow from the others. Without an annotation, which would
+    # make it a field.
     _derived = frozenset[str]()
 
     def __post_init__(self):
         unset = [name for name in DERIVED if getattr(self, name) is None]
         self._check_choices()
         self._resolve_sampling()
-        # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. The batch baseline does not
-        # need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for this batch.
+        # GRPOConfig rejects a single rollout per prompt, for which GRPO's group mean is undefined. The batch baseline
+        # does not need a group: everything else is validated with a number of rollouts that GRPOConfig accepts for
+        # this batch.
         given = {name: getattr(self, name) for name in ("num_generations", "num_generations_eval")}
         if self.num_generations == 1:
             self.num_generations = self._placeholder_group_size()
@@ -188,8 +193,8 @@ class AdaGRPOConfig(GRPOConfig):
 
     def resolve(self) -> Mode:
         """
-        Derive and check everything again, because fields may have been set since the construction, as sweeps do. A field that
-        was never set, or was set to `None`, is derived from the other fields' present values.
+        Derive and check everything again, because fields may have been set since the construction, as sweeps do. A
+        field that was never set, or was set to `None`, is derived from the other fields' present values.
 
         Returns:
             [`~trainer.mode.Mode`]: of the present values.
@@ -225,9 +230,9 @@ class AdaGRPOConfig(GRPOConfig):
     @property
     def place_model_on_device(self) -> bool | None:
         """
-        As in [`~transformers.TrainingArguments`]. The constructor of every trainer reads this property: a [`~trl.GRPOTrainer`] would
-        ignore these options, and all advantages of single rollouts would be 0. Other trainers do not depend on them, such as the
-        one with which a tracker saves the final model.
+        As in [`~transformers.TrainingArguments`]. The constructor of every trainer reads this property: a
+        [`~trl.GRPOTrainer`] would ignore these options, and all advantages of single rollouts would be 0. Other
+        trainers do not depend on them, such as the one with which a tracker saves the final model.
 
         Raises:
             `TypeError`: if a [`~trl.GRPOTrainer`] is constructed that is no [`AdaGRPOTrainer`].
@@ -238,8 +243,8 @@ class AdaGRPOConfig(GRPOConfig):
         reader = sys._getframe(1).f_locals.get("self")
         if isinstance(reader, GRPOTrainer) and not hasattr(reader, "compute_advantages"):
             raise TypeError(
-                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by AdaGRPOTrainer(…); it takes "
-                "the same arguments."
+                "AdaGRPOConfig needs an AdaGRPOTrainer, got another trainer. Replace GRPOTrainer(…) by "
+                "AdaGRPOTrainer(…); it takes the same arguments."
             )
         return super().place_model_on_device
 
@@ -262,8 +267,8 @@ class AdaGRPOConfig(GRPOConfig):
             if size is not None and size >= 2:
                 return int(size)
         raise ValueError(
-            f"num_generations=1 with baseline={self.baseline!r} requires a generation batch of at least 2 rollouts, got 1: raise "
-            "per_device_train_batch_size."
+            f"num_generations=1 with baseline={self.baseline!r} requires a generation batch of at least 2 rollouts, "
+            "got 1: raise per_device_train_batch_size."
         )
 
     def _resolve_defaults(self) -> None:
@@ -273,7 +278,8 @@ class AdaGRPOConfig(GRPOConfig):
         )
         is_sequential = self.adaptive_sampling in SEQ_MODES
         if self.max_rounds is None and (is_sequential or self.zero_variance_groups == "resample"):
-            # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of 2 * num_generations.
+            # At most 8 * num_generations rollouts of a prompt in a step, as with the paper's 4 rounds of
+            # 2 * num_generations.
             self.max_rounds = 8 if is_sequential else 4
         if self.samples_per_round is None and is_sequential:
             self.samples_per_round = self.num_generations
@@ -297,18 +303,13 @@ class AdaGRPOConfig(GRPOConfig):
         return name not in self._derived
 
     def own_options(self) -> dict[str, Any]:
-        """Options by name that TRL does not know, and `num_generations`; without the directory, which follows `output_dir`."""
+        """Options that TRL does not know, and `num_generations`; not the directory, which follows `output_dir`."""
         return {name: getattr(self, name) for name in AdaGRPOConfig.__annotations__ if name not in TAKEN_BY_TRL}
 
     @property
     def float32_threshold(self) -> float:
         """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
         return float(np.float32(self.positive_threshold))
-
-    @property
-    def success_function(self) -> str | None:
-        """Name of the reward function that defines successes; `None` if the weighted sum does."""
-        return None if self.success_reward == WEIGHTED_SUM else self.success_reward
 
     @property
     def prompts_per_step(self) -> int:
@@ -318,11 +319,11 @@ class AdaGRPOConfig(GRPOConfig):
 
 def read_option(name: str, value: Any, hint: Any) -> Any:
     """
-    Return the value of an option as the type of its annotation: a sweep passes numbers of NumPy, and a table 4.0 for 4.
+    Return the value of an option as the type of its annotation: a sweep passes numbers of NumPy, a table 4.0 for 4.
 
     Raises:
-        `ValueError`: If it is not a number of that type, or not one of the choices of a `Literal`. The values of a `str` that is
-            not a `Literal` are checked by rules, because numbers and booleans may be among them.
+        `ValueError`: If it is not a number of that type, or not one of the choices of a `Literal`. The values of a
+            `str` that is not a `Literal` are checked by rules, because numbers and booleans may be among them.
     """
     if getattr(value, "ndim", None) == 0:  # a scalar of NumPy, or a tensor without dimensions
         value = value.item()

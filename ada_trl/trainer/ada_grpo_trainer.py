@@ -1,5 +1,6 @@
 """
-Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step, and where TRL is entered and left again:
+Reinforce-Ada adaptive sampling for TRL's GRPOTrainer. Who calls whom in a step, and where TRL is entered and left
+again:
 
     GRPOTrainer.training_step
       AdaGRPOTrainer._generate_and_score_completions     returns the batch to train on
@@ -60,7 +61,7 @@ from .interception import (
     without_replaced_methods,
 )
 from .loss_rows import mask_rows, skip_zero_advantage_rows
-from .mode import Mode
+from .mode import WEIGHTED_SUM, Mode
 from .own_advantages import run_own_advantages
 from .reporting import OF_ROWS_IN_LOSS, TrainingDiagnostics, logged_metrics, report_start
 from .rounds import RoundGenerator
@@ -90,23 +91,24 @@ class AdaGRPOTrainer(GRPOTrainer):
     [`~trl.GRPOTrainer`] with the adaptive sampling of
     [Reinforce-Ada](https://huggingface.co/papers/2510.04996).
 
-    Two things are changed: *which rollouts* are trained on and *what advantage* each of them gets. Everything else (loss types,
-    importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
+    Two things are changed: *which rollouts* are trained on and *what advantage* each of them gets. Everything else
+    (loss types, importance sampling, KL, PEFT, distributed training, checkpoints, evaluation) is inherited.
 
-    `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is an unbiased
-    sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt counts once. Everything
-    adaptive is logged under `ada/`.
+    `reward`, `reward_std`, `rewards/*`, `frac_reward_zero_std` and `completions/*` describe the first round, which is
+    an unbiased sample of the dataset and comparable with a GRPO run. Where numbers of rollouts differ, each prompt
+    counts once. Everything adaptive is logged under `ada/`.
 
     Args:
         model, reward_funcs, args, ...:
             As in [`~trl.GRPOTrainer`], except that `args` is an [`AdaGRPOConfig`]. `rollout_func` requires plain GRPO
-            (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and vision-language
-            models do not support `pass_rate_estimator="value"`.
+            (`adaptive_sampling="uniform"`, `baseline="pool"`, no prompt weight); `environment_factory` and
+            vision-language models do not support `pass_rate_estimator="value"`.
         advantage_func (`Callable[[Rollouts], np.ndarray]`, *optional*):
-            Takes all rollouts of a generation batch ([`~core.Rollouts`]) and returns the advantage of each, `(N,)`, in place of
-            [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes the selected rollouts are trained on, in all other
-            modes all of them. Called on every process with the same rollouts, and as carefully as a reward function: the training
-            state is restored, and an error on one process is raised on all. A subclass may override `compute_advantages` instead.
+            Takes all rollouts of a generation batch ([`~core.Rollouts`]) and returns the advantage of each, `(N,)`, in
+            place of [`~core.pool_advantages`] or [`~core.batch_advantages`]. In Seq modes the selected rollouts are
+            trained on, in all other modes all of them. Called on every process with the same rollouts, and as
+            carefully as a reward function: the training state is restored, and an error on one process is raised on
+            all. A subclass may override `compute_advantages` instead.
 
     Raises:
         `TypeError`: if `args` is not an [`AdaGRPOConfig`].
@@ -147,7 +149,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         "citation": textwrap.dedent("""\
             @article{xiong2025reinforceada,
                 title        = {{Reinforce-Ada: An Adaptive Sampling Framework under Non-linear RL Objectives}},
-                author       = {Wei Xiong and Chenlu Ye and Baohao Liao and Hanze Dong and Xinxing Xu and Christof Monz and Jiang Bian and Nan Jiang and Tong Zhang},
+                author       = {Wei Xiong and Chenlu Ye and Baohao Liao and Hanze Dong and Xinxing Xu and
+                                Christof Monz and Jiang Bian and Nan Jiang and Tong Zhang},
                 year         = 2025,
                 eprint       = {arXiv:2510.04996},
             }"""),
@@ -218,7 +221,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         self._reset_position()
 
     def _use_mode(self) -> None:
-        """Build what depends on the mode and was built for another one, except for the queue (see `get_train_dataloader`)."""
+        """Build what depends on the mode and was built for another one, but for the queue (`get_train_dataloader`)."""
         before, self._built_for = self._built_for, self.mode
         if before != self.mode:
             compares_prompts = self.mode.baseline == "batch" and self.own_advantages is None
@@ -267,8 +270,8 @@ class AdaGRPOTrainer(GRPOTrainer):
                 loaded = collate(read) if read else []
             if len(loaded) != len(read):
                 raise ValueError(
-                    f"The data collator returned {len(loaded)} rows for {len(read)} rows of the dataset, but the prompt queue needs "
-                    "one for each. Add or remove rows in the dataset itself."
+                    f"The data collator returned {len(loaded)} rows for {len(read)} rows of the dataset, but the "
+                    "prompt queue needs one for each. Add or remove rows in the dataset itself."
                 )
             return loaded
 
@@ -281,8 +284,8 @@ class AdaGRPOTrainer(GRPOTrainer):
             num_slots=trl_private.prompts_per_generation(self),
             candidates_per_slot=self.mode.candidates_per_slot,
             retries=self.mode.retries,
-            # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps may share), and
-            # the one that was prefetched.
+            # The batches of an optimizer step that a signal interrupts (the first and the last of which other steps
+            # may share), and the one that was prefetched.
             kept_states=args.gradient_accumulation_steps // trl_private.micro_steps_per_generation(self) + 3,
         )
 
@@ -291,7 +294,8 @@ class AdaGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return self._evaluate_batch(inputs)
-        if self.mode.follows_schedule(self.args):
+        if any(getattr(self.args, name) != value for name, value in self.mode.options.items()):  # by a callback
+            self.mode.check_schedule(self.args)
             self.mode = self.args.resolve()
             check_scheduled(self)
         plan, self._prefetched = self._prefetched or plan_step(self, inputs), None
@@ -318,7 +322,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         return output
 
     def compute_advantages(self, rollouts: Rollouts) -> np.ndarray:
-        """Advantages of all rollouts of a generation batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
+        """Advantages of all rollouts of a batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
         if self.advantage_func is not None:
             return self.advantage_func(rollouts)
         # TRL's attributes and not `args`, because a callback may have set them.
@@ -331,7 +335,7 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     @property
     def own_advantages(self) -> str | None:
-        """Name of the user's function that computes the advantages: `advantage_func`, or an override of `compute_advantages`."""
+        """Name of the user's function of advantages: `advantage_func`, or an override of `compute_advantages`."""
         if self.advantage_func is not None:
             return getattr(self.advantage_func, "__name__", "advantage_func")
         is_overridden = type(self).compute_advantages is not AdaGRPOTrainer.compute_advantages
@@ -354,10 +358,11 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _scoring(self) -> Scoring:
         """What the rewards amount to, from TRL's present weights."""
-        name = self.args.success_function
-        column = None if name is None else self.reward_func_names.index(name)
-        is_batch = self.mode.baseline == "batch"
-        return Scoring(tuple(self.reward_weights.tolist()), self.args.float32_threshold, column, needs_weight=is_batch)
+        name, weights = self.args.success_reward, tuple(self.reward_weights.tolist())
+        column = None if name in (None, WEIGHTED_SUM) else self.reward_func_names.index(name)
+        # TRL represents rewards in float32, in which one that is equal to the threshold is not above it.
+        threshold = float(np.float32(self.args.positive_threshold))
+        return Scoring(weights, threshold, column, needs_weight=self.mode.baseline == "batch")
 
     def _reset_position(self) -> None:
         """Start from the first prompt, as the data loader does, and count generation batches from the beginning."""
@@ -402,12 +407,14 @@ class AdaGRPOTrainer(GRPOTrainer):
     # Training, evaluation, logging
 
     def train(self, *args, **kwargs):
-        # Again: options and attributes may have been set since the construction.
-        mode = self.args.resolve()
-        check_same_construction(self.args, self.mode.options)
-        self.mode = mode
+        # Options and attributes may have been set since the construction. Otherwise nothing is derived again, because
+        # GRPOTrainer keeps the values of its own options, from which some of ours follow.
+        if self.args.own_options() != self.mode.options:
+            mode = self.args.resolve()
+            check_same_construction(self.args, self.mode.options)
+            self.mode = mode
         check_trainer(self, AdaGRPOTrainer)
-        check_size(self.args, mode, self.train_dataset)
+        check_size(self.args, self.mode, self.train_dataset)
         self._use_mode()
         if not self.is_vanilla_grpo:  # otherwise the rest of a batch of an earlier call is trained on, as in TRL
             trl_private.forget_buffered_batch(self)
@@ -457,8 +464,8 @@ class AdaGRPOTrainer(GRPOTrainer):
 
     def _add_evaluated_groups(self, keys: list[str], rewards: torch.Tensor) -> None:
         """
-        Count correct and scored completions of an evaluation batch's groups, from rows and rewards of all ranks, in order. A group of
-        different rows, for which there is no pass@k, is `None`.
+        Count correct and scored completions of an evaluation batch's groups, from rows and rewards of all ranks, in
+        order. A group of different rows, for which there is no pass@k, is `None`.
         """
         rows, n = without_infinities(rewards).cpu().double().numpy(), self.num_generations_eval
         starts = range(0, len(rows), n)
@@ -486,11 +493,13 @@ class AdaGRPOTrainer(GRPOTrainer):
             is_whole = has_whole_groups(loader.dataset, self.accelerator.num_processes, rows, n)
             if not is_whole and not self.is_vanilla_grpo:
                 raise ValueError(
-                    f"num_generations ({n}) must divide the rows of a process, per_device_train_batch_size * steps_per_generation "
-                    f"({rows}), because each process reads its own shards of the stream. Change one of them."
+                    f"num_generations ({n}) must divide the rows of a process, per_device_train_batch_size * "
+                    f"steps_per_generation ({rows}), because each process reads its own shards of the stream. Change "
+                    "one of them."
                 )
             return loader
-        # Not at construction, because attributes that TRL reads here may have been set since, and the dataset may have been replaced.
+        # Not at construction, because attributes that TRL reads here may have been set since, and the dataset may have
+        # been replaced.
         if not isinstance(self.prompt_source, PromptQueue):
             self.prompt_source = self._build_prompt_queue()
         rows = None if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
@@ -529,7 +538,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
 
     def _steps_to_repeat(self) -> int:
-        """Number of the latest generation batches that a run which resumes from this checkpoint has to sample again."""
+        """Number of the latest generation batches that a run resumed from this checkpoint has to sample again."""
         step, micro_steps = self.state.global_step, trl_private.micro_steps_per_generation(self)
         untrained = sum(at >= step for at in self._generated_at)
         # A checkpoint on a signal is saved before the optimizer step of its micro-batches, which are repeated.
@@ -543,8 +552,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         if checkpoint is None:
             return
         if self._train_sampler is not None:
-            # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed run would
-            # repeat the order of the first epoch, as GRPOTrainer does.
+            # The sampler takes a new order for each epoch from one random generator. Without advancing it, a resumed
+            # run would repeat the order of the first epoch, as GRPOTrainer does.
             for _ in range(int(self.state.epoch)):
                 next(iter(self._train_sampler), None)
         if self.pass_rates is not None:
@@ -552,14 +561,15 @@ class AdaGRPOTrainer(GRPOTrainer):
         state = load_state(checkpoint)
         prompts, before = trl_private.prompts_per_generation(self), state.get("prompts_per_generation")
         is_other = before != prompts if before else self.mode.num_generations == 1  # GRPOTrainer's group is larger
-        difference = f"A generation batch of this run has {prompts} prompts, and one of the checkpoint {before or 'another number'}"
+        difference = f"A generation batch of this run has {prompts} prompts, and one of the checkpoint "
+        difference += str(before or "another number")
         if "queue" in state:
             is_other, difference = True, "The checkpoint has a prompt queue, and this run has none"
         # A queue has its own position.
         if is_other and not self.mode.uses_prompt_queue and not self.args.ignore_data_skip:
             logger.warning(
-                f"{difference}, so that the position in the dataset differs from the one where that run stopped: some prompts are left "
-                "out or repeated. Set ignore_data_skip=True to start from the first prompt."
+                f"{difference}, so that the position in the dataset differs from the one where that run stopped: some "
+                "prompts are left out or repeated. Set ignore_data_skip=True to start from the first prompt."
             )
         if not self.args.ignore_data_skip:  # else the queue starts from the first prompt, as the data loader does
             self.prompt_source.load_state_dict(state)

@@ -1,16 +1,17 @@
 """
 TRL's methods within a step.
 
-[`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method, `_generate_and_score_completions`, which
-calls further methods of the trainer. A step replaces some of them while it calls it, those of a user's subclass included:
+[`~trl.GRPOTrainer`] prepares, generates, scores and assembles a batch in one method,
+`_generate_and_score_completions`, which calls further methods of the trainer. A step replaces some of them while it
+calls it, those of a user's subclass included:
 
 - One round per step: TRL does everything, and [`recording`] keeps what it generates and scores.
-- Several rounds: [`prepare_prompts`] has TRL turn dataset rows into prompts; an exception leaves its method before it generates.
-  The rounds then call TRL's `_generate` and `_calculate_rewards` on rows of this rank alone (rounds.py). At the end,
-  [`injecting`] has TRL assemble the batch of the completions and rewards that were selected.
+- Several rounds: [`prepare_prompts`] has TRL turn dataset rows into prompts; an exception leaves its method before it
+  generates. The rounds then call TRL's `_generate` and `_calculate_rewards` on rows of this rank alone (rounds.py). At
+  the end, [`injecting`] has TRL assemble the batch of the completions and rewards that were selected.
 
-In an evaluation and outside of a step, TRL's methods run as they are. User code that runs within a step (environments, tools,
-reward functions) may change the training state, which is restored before TRL goes on.
+In an evaluation and outside of a step, TRL's methods run as they are. User code that runs within a step (environments,
+tools, reward functions) may change the training state, which is restored before TRL goes on.
 """
 
 import time
@@ -32,8 +33,8 @@ from .trl_private import override_attributes
 
 logger = get_logger(__name__)
 
-# Empty values of the columns that `GRPOTrainer._generate` returns: prompt_ids, completion_ids, tool_mask, completions, logprobs,
-# extra_fields, images, tool_images. A column that is not empty has one value per row.
+# Empty values of the columns that `GRPOTrainer._generate` returns: prompt_ids, completion_ids, tool_mask, completions,
+# logprobs, extra_fields, images, tool_images. A column that is not empty has one value per row.
 _EMPTY_COLUMNS: tuple = ([], [], None, [], None, {}, None, [])
 
 
@@ -42,7 +43,7 @@ _REPLACED = ("_is_in_step", "_generate", "_calculate_rewards", "_tokenize_prompt
 
 
 def add_fields(rows: list[dict], fields: dict) -> None:
-    """Add what an override of `_generate` returns besides completions to the rows for reward functions, as TRL does."""
+    """Add what an override of `_generate` returns besides completions to the rows of reward functions, as TRL does."""
     for name, values in fields.items():
         for row, value in zip(rows, values if isinstance(values, list) else [values] * len(rows), strict=False):
             row[name] = value
@@ -59,11 +60,12 @@ def completion_lengths(trainer: GRPOTrainer, columns: tuple) -> list[tuple[int, 
 
 class TrainingState:
     """
-    The state that a training step relies on and that reward functions, tools, environments and transforms may change: the training
-    mode of the modules, PyTorch's default device and dtype, and whether gradients are recorded.
+    The state that a training step relies on and that reward functions, tools, environments and transforms may change:
+    the training mode of the modules, PyTorch's default device and dtype, and whether gradients are recorded.
 
-    A reward function that uses the policy as a judge, for example, calls `model.eval()`; TRL would then treat the step as an evaluation.
-    Random state is not restored, as in TRL: with a reward function that sets the seed, generations repeat their random numbers.
+    A reward function that uses the policy as a judge, for example, calls `model.eval()`; TRL would then treat the step
+    as an evaluation. Random state is not restored, as in TRL: with a reward function that sets the seed, generations
+    repeat their random numbers.
 
     Args:
         model (`torch.nn.Module`):
@@ -102,14 +104,14 @@ class TrainingState:
 
 @contextmanager
 def replaced_methods(trainer: GRPOTrainer, **methods: Callable) -> Iterator[None]:
-    """While the block, a part of a step, runs, these methods take the place of the trainer's, of its subclasses' included."""
+    """While the block, a part of a step, runs, these methods replace those of the trainer and of its subclasses."""
     with override_attributes(trainer, _is_in_step=True, **methods):
         yield
 
 
 @contextmanager
 def without_replaced_methods(trainer: GRPOTrainer) -> Iterator[None]:
-    """While the block runs, TRL's methods run as they are: an evaluation that user code starts within a step is not part of it."""
+    """TRL's methods as they are, while the block runs: an evaluation that user code starts within a step."""
     # Only within a step: elsewhere, attributes with these names are the user's.
     names = _REPLACED if "_is_in_step" in trainer.__dict__ else ()
     hidden = {name: trainer.__dict__.pop(name) for name in names if name in trainer.__dict__}
@@ -136,17 +138,18 @@ def recording(
     trainer: GRPOTrainer, rows: list[dict], on_rewards: Callable[[list, torch.Tensor], None], *, score_early: bool
 ) -> Iterator[dict[str, float]]:
     """
-    Record what TRL generates and scores while the block runs, as overrides of a user's subclass return it. Yields the seconds
-    of both.
+    Record what TRL generates and scores while the block runs, as overrides of a user's subclass return it. Yields the
+    seconds of both.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]), rows (`list[dict]`):
             The trainer, and the rows of this rank.
         on_rewards (`Callable[[list, torch.Tensor], None]`):
-            Called with the [`completion_lengths`] of this rank, and the rewards of all ranks, `(rows of all ranks, functions)`.
+            Called with the [`completion_lengths`] of this rank, and the rewards of all ranks, `(rows of all ranks,
+            functions)`.
         score_early (`bool`):
-            Whether rewards are computed right after the generation instead of after TRL's forward pass, so that `on_rewards` can
-            request the next step's rollouts before that pass.
+            Whether rewards are computed right after the generation instead of after TRL's forward pass, so that
+            `on_rewards` can request the next step's rollouts before that pass.
     """
     # Bound methods, of the user's subclass if there is one.
     generate, score, state = trainer._generate, trainer._calculate_rewards, TrainingState(trainer.model)
@@ -188,7 +191,7 @@ class _PromptsPrepared(Exception):
 
 
 def prepare_prompts(trainer: GRPOTrainer, rows: list[dict]) -> list:
-    """Turn dataset rows into prompts as TRL does: images join their messages, tools are bound, environments are reset."""
+    """Turn dataset rows into prompts as TRL does: images join messages, tools are bound, environments are reset."""
     state = TrainingState(trainer.model)
 
     def leave(prompts: list) -> NoReturn:
@@ -241,7 +244,7 @@ def injecting(trainer: GRPOTrainer, rows: Sequence[Completion], rewards: torch.T
 
 @contextmanager
 def reporting_rewards(trainer: GRPOTrainer, report: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """While the block runs, `report` is called with the rewards of every batch, as an override of the user's subclass returns them."""
+    """While the block runs, call `report` with the rewards of every batch, as a user's override returns them."""
     score = trainer._calculate_rewards
 
     def reported(*args: Any) -> torch.Tensor:
@@ -266,8 +269,8 @@ def score_on_all_ranks(
     """
     TRL's `_calculate_rewards`, whose errors on one rank are raised on all ranks. Collective.
 
-    The other ranks wait in TRL's gather of the rewards. A rank whose reward function has failed takes part in it with NaN, so that no
-    rank hangs, before all ranks exchange their errors.
+    The other ranks wait in TRL's gather of the rewards. A rank whose reward function has failed takes part in it with
+    NaN, so that no rank hangs, before all ranks exchange their errors.
     """
     error = None
     try:

@@ -38,10 +38,10 @@ def skip_zero_advantage_rows(inputs: dict, loss_type: str, accelerator: Accelera
     """
     Remove rows whose advantage is 0 from a micro-batch, without changing the gradient of its loss. Collective.
 
-    Without a KL term or an entropy bonus such a row adds nothing to the gradient, but its forward and backward pass cost as much
-    as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer then; advantages are scaled
-    accordingly. Every rank keeps as many rows as the one with the most others, and at least one: TRL gathers values of the rows
-    for its metrics, and every rank has to take part in the backward pass.
+    Without a KL term or an entropy bonus such a row adds nothing to the gradient, but its forward and backward pass
+    cost as much as any other. Losses that divide by the number of rows or tokens of the micro-batch divide by fewer
+    then; advantages are scaled accordingly. Every rank keeps as many rows as the one with the most others, and at
+    least one: TRL gathers values of the rows for its metrics, and every rank has to take part in the backward pass.
 
     Args:
         inputs (`dict`):

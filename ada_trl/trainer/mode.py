@@ -1,6 +1,7 @@
 """The mode of a run: what the options mean for a step, decided once and read by everything that runs in it."""
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from ..core import SlotRule
@@ -8,12 +9,13 @@ from .option_rules import check_rules
 
 
 SEQ_MODES = ("seq-balance", "seq-pos")
+WEIGHTED_SUM = "sum"  # as `success_reward`: for example if each reward function scores other prompts
 
 # Options that a callback may change during training, because they are numbers that each step reads.
-SCHEDULED = (
+SCHEDULED = {
     *("positive_threshold", "success_reward", "prompt_weighting", "allocation_rule", "min_samples", "max_samples"),
     *("samples_per_round", "max_rounds", "min_positives", "min_negatives"),
-)
+}
 # Options that only the construction of a trainer reads.
 OF_CONSTRUCTION = ("num_generations", "vllm_weight_sync", "vllm_request_timeout")
 
@@ -23,11 +25,13 @@ class Mode:
     """
     The three choices of a step (docs/method.md), with the values of the options of the same names.
 
-    - Which prompts: the next ones of the data loader, or, if `uses_prompt_queue`, those of the queue, which samples unsolved ones
-      again (`retries`), replaces those of zero variance (`candidates_per_slot`) or is a step ahead (`max_staleness`).
-    - How many rollouts of each: `num_generations`; in Seq modes (`is_sequential`) rounds of `round_size` until `slot_rule` is met,
-      of which `num_generations` are selected; in Est (`is_estimated`) a number that depends on the estimated pass rate.
-    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and what happens to groups in which all are 0.
+    - Which prompts: the next ones of the data loader, or, if `uses_prompt_queue`, those of the queue, which samples
+      unsolved ones again (`retries`), replaces those of zero variance (`candidates_per_slot`) or is a step ahead
+      (`max_staleness`).
+    - How many rollouts of each: `num_generations`; in Seq modes (`is_sequential`) rounds of `round_size` until
+      `slot_rule` is met, of which `num_generations` are selected; in Est (`is_estimated`) a number that depends on the
+      estimated pass rate.
+    - Which advantage: reward minus `baseline`, times `prompt_weighting`, and the treatment of groups of zeros.
     """
 
     # Which prompts
@@ -58,87 +62,79 @@ class Mode:
         Raises:
             `ValueError`: If an option is invalid, or has no effect in this mode.
         """
-        is_sequential = args.adaptive_sampling in SEQ_MODES
-        has_candidates = args.zero_variance_groups == "resample"
         options = args.own_options()
-        # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
-        is_gdpo = args.multi_objective_aggregation == "normalize_then_sum" and args.success_function is None
+        rounds = args.max_rounds or 1
+        sums_successes = args.success_reward in (None, WEIGHTED_SUM)
+        slot_rule = SlotRule(
+            min_positives=args.min_positives,
+            min_negatives=0 if args.retries or args.adaptive_sampling == "seq-pos" else args.min_negatives,
+            max_rounds=rounds if args.adaptive_sampling in SEQ_MODES else 1,
+            # Groups of equal sums have advantages if the rewards of single functions differ (GDPO).
+            compares_each_reward=args.multi_objective_aggregation == "normalize_then_sum" and sums_successes,
+        )
         mode = cls(
-            candidates_per_slot=args.max_rounds if has_candidates and args.max_rounds else 1,
+            candidates_per_slot=rounds if args.zero_variance_groups == "resample" else 1,
             round_size=args.samples_per_round or args.num_generations,
-            slot_rule=SlotRule(
-                min_positives=args.min_positives,
-                min_negatives=0 if args.retries or args.adaptive_sampling == "seq-pos" else args.min_negatives,
-                max_rounds=args.max_rounds if is_sequential and args.max_rounds else 1,
-                compares_each_reward=is_gdpo,
-            ),
+            slot_rule=slot_rule,
             options=options,
             **{field.name: options[field.name] for field in fields(cls) if field.name in options},
         )
         check_rules(args, mode)
         return mode
 
-    def follows_schedule(self, args: Any) -> bool:
-        """
-        Whether a callback has changed options during training that may be changed.
-
-        Raises:
-            `ValueError`: If it has changed one that decides what is built before the first step.
-        """
-        before, present = self.options, args.own_options()
-        if present == before:
-            return False
-        scheduled = {*SCHEDULED} - ({"max_rounds"} if self.candidates_per_slot > 1 else set())
-        for name in before:
-            if present[name] != before[name] and name not in scheduled:
+    def check_schedule(self, args: Any) -> None:
+        """Raise a `ValueError` if an option has changed during training that decides what was built before."""
+        # The queue has been built for this number of candidates.
+        scheduled = SCHEDULED - {"max_rounds"} if self.candidates_per_slot > 1 else SCHEDULED
+        for name, before in self.options.items():
+            if getattr(args, name) != before and name not in scheduled:
                 when = "when another trainer is built" if name in OF_CONSTRUCTION else "at the next call of `train()`"
                 raise ValueError(
-                    f"{name} was changed from {before[name]!r} to {present[name]!r} during training, in which it is fixed. "
-                    f"Change it between trainings: it takes effect {when}."
+                    f"{name} was changed from {before!r} to {getattr(args, name)!r} during training, in which it is "
+                    f"fixed. Change it between trainings: it takes effect {when}."
                 )
-        return True
 
     # Which prompts
 
-    @property
+    @cached_property
     def resamples_prompts(self) -> bool:
         """Whether a step samples other prompts than the next ones of the dataset."""
         return self.retries > 0 or self.zero_variance_groups == "resample"
 
-    @property
+    @cached_property
     def uses_prompt_queue(self) -> bool:
-        """Whether prompts come from the prompt queue: a step samples other ones than the data loader's next, or needs them earlier."""
+        """Whether a step samples other prompts than the data loader's next ones, or needs them earlier."""
         return self.resamples_prompts or self.max_staleness > 0
 
     # How many rollouts
 
-    @property
+    @cached_property
     def is_sequential(self) -> bool:
-        """Whether rounds of a prompt follow each other until it is solved, and a group is selected from them (Seq modes)."""
+        """Whether a prompt has rounds until it is solved, and a group is selected from them (Seq modes)."""
         return self.adaptive_sampling in SEQ_MODES
 
-    @property
+    @cached_property
     def is_estimated(self) -> bool:
         """Whether rollouts are allocated by pass rates that are estimated before sampling (Est)."""
         return self.adaptive_sampling == "est"
 
-    @property
+    @cached_property
     def is_multi_round(self) -> bool:
         """Whether a step samples in several rounds, and selects the rollouts to train on from all of them."""
         return self.is_sequential or self.zero_variance_groups == "resample"
 
     # Which advantage
 
-    @property
+    @cached_property
     def is_weighted(self) -> bool:
         return self.prompt_weighting not in ("none", 1.0)
 
-    @property
+    @cached_property
     def needs_successes(self) -> bool:
         """Whether it matters for training which rollouts are successes, rather than for metrics only."""
         return self.adaptive_sampling != "uniform" or self.retries > 0 or self.is_weighted
 
-    @property
+    @cached_property
     def trains_as_grpo(self) -> bool:
         """Whether no option changes what [`~trl.GRPOTrainer`] trains on."""
         is_uniform = self.adaptive_sampling == "uniform" and not self.is_weighted

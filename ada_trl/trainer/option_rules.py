@@ -1,9 +1,10 @@
 """
-Rules for the options of [`AdaGRPOConfig`] alone, checked whenever a [`~trainer.mode.Mode`] is made of them: when a configuration or a
-trainer is constructed, and at the start of `train()`. (What a trainer and its arguments must have is in trainer_checks.py.)
+Rules for the options of [`AdaGRPOConfig`] alone, checked whenever a [`~trainer.mode.Mode`] is made of them: when a
+configuration or a trainer is constructed, and at the start of `train()`. (What a trainer and its arguments must have
+is in trainer_checks.py.)
 
-A rule is here if an invalid value would go unnoticed, or would be noticed only after a model is loaded. Every error states the
-value, the constraint and a fix.
+A rule is here if an invalid value would go unnoticed, or would be noticed only after a model is loaded. Every error
+states the value, the constraint and a fix.
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by t
 
 class Rule(NamedTuple):
     """
-    A value that an option must not have: the condition for it, by the configuration and its mode, the constraint (with names of
-    other options), and a fix.
+    A value that an option must not have: the condition for it, by the configuration and its mode, the constraint (with
+    names of other options), and a fix.
     """
 
     option: str
@@ -87,8 +88,8 @@ RULES = [
             mode.is_sequential
             and args.min_positives + mode.slot_rule.min_negatives > args.samples_per_round * args.max_rounds
         ),
-        "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * max_rounds "
-        "({max_rounds}) rollouts",
+        "and min_negatives ({min_negatives}) can never be reached within samples_per_round ({samples_per_round}) * "
+        "max_rounds ({max_rounds}) rollouts",
         "Lower min_positives and min_negatives, or raise max_rounds",
     ),
     Rule(
@@ -106,7 +107,7 @@ RULES = [
     Rule(
         "scale_rewards",
         lambda args, mode: args.scale_rewards in ("group", "batch") and args.baseline == "batch",
-        "(or True) requires baseline='pool', whose groups it compares",
+        "(a standard deviation; True is 'group') requires baseline='pool'",
         "Use scale_rewards='none' (False), or 'rank': how many rollouts of the batch each one beats",
     ),
     Rule(
@@ -124,7 +125,8 @@ RULES = [
     Rule(
         "prompt_weighting",
         lambda args, mode: mode.is_weighted and args.baseline == "batch",
-        "requires baseline='pool': the pass rate of a prompt's own rollouts would bias the gradient of baseline='batch'",
+        "requires baseline='pool': the pass rate of a prompt's own rollouts would bias the gradient of "
+        "baseline='batch'",
         "Use prompt_weighting='none'",
     ),
     Rule(
@@ -136,13 +138,15 @@ RULES = [
     Rule(
         "zero_variance_groups",
         lambda args, mode: args.zero_variance_groups == "resample" and args.adaptive_sampling == "est",
-        "samples another prompt for as many rollouts, but adaptive_sampling='est' gives every prompt a different number",
+        "samples another prompt for as many rollouts, but adaptive_sampling='est' gives every prompt a different "
+        "number",
         "Use 'uniform', 'seq-pos' or 'seq-balance'",
     ),
     Rule(
         "zero_variance_groups",
         lambda args, mode: args.zero_variance_groups == "mask" and args.beta != 0 and args.loss_type in MEAN_OVER_ROWS,
-        "with beta ({beta}) is not supported with loss_type='{loss_type}', which divides the KL term by the masked rows too",
+        "with beta ({beta}) is not supported with loss_type='{loss_type}', which divides the KL term by the masked "
+        "rows too",
         "Use loss_type='dapo', or zero_variance_groups='keep'",
     ),
     Rule(
@@ -213,7 +217,8 @@ USES = [
     ),
 ]
 
-# Values with which no other term of the loss acts on rows with advantage 0, which zero_variance_groups='skip' leaves out.
+# Values with which no other term of the loss acts on rows with advantage 0, which zero_variance_groups='skip' leaves
+# out.
 NEUTRAL_FOR_SKIP = {"beta": 0.0, "entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
 
 
@@ -234,7 +239,8 @@ def check_rules(args: Any, mode: Any) -> None:
             if getattr(args, name) != defaults[name] and not use.is_used(args, mode):
                 present = " and ".join(f"{option}={getattr(args, option)!r}" for option in use.decided_by)
                 raise ValueError(
-                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but {present}. Unset it, or change these."
+                    f"{name} ({getattr(args, name)!r}) is only used with {use.needed}, but {present}. Unset it, or "
+                    "change these."
                 )
     for name, minimum in MINIMA.items():
         value = getattr(args, name)
@@ -244,7 +250,8 @@ def check_rules(args: Any, mode: Any) -> None:
         if rule.is_violated(args, mode):
             mode = f"adaptive_sampling={args.adaptive_sampling!r} and baseline={args.baseline!r}"
             raise ValueError(
-                f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint.format_map(vars(args))} (with {mode}). {rule.fix}."
+                f"{rule.option} ({getattr(args, rule.option)!r}) {rule.constraint.format_map(vars(args))} (with "
+                f"{mode}). {rule.fix}."
             )
     if mode.is_estimated:
         try:
@@ -254,6 +261,6 @@ def check_rules(args: Any, mode: Any) -> None:
     for name, neutral in NEUTRAL_FOR_SKIP.items():
         if args.zero_variance_groups == "skip" and getattr(args, name) != neutral:
             raise ValueError(
-                f"zero_variance_groups='skip' requires {name}={neutral}, got {getattr(args, name)}, which acts on rows with "
-                "advantage 0 too. Use zero_variance_groups='keep'."
+                f"zero_variance_groups='skip' requires {name}={neutral}, got {getattr(args, name)}, which acts on "
+                "rows with advantage 0 too. Use zero_variance_groups='keep'."
             )

@@ -1,4 +1,4 @@
-"""Advantages of a user's function (`advantage_func`, or an override of `compute_advantages`), which is run as a reward function is."""
+"""Advantages of a user's function (`advantage_func` or `compute_advantages`), run as a reward function is."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from .step import StepBatch
 
 
 def run_own_advantages(trainer: GRPOTrainer, plan: StepPlan, batch: StepBatch) -> np.ndarray:
-    """Advantages of all rollouts by the user's function, `(N,)`, which also sees the columns of the dataset. Collective."""
+    """Advantages by the user's function, `(N,)`, which also sees the columns of the dataset. Collective."""
     batch.rollouts = replace(batch.rollouts, columns=_dataset_columns(trainer, plan, batch))
     with synchronized_errors(), TrainingState(trainer.model).preserved():
         advantages = trainer.compute_advantages(batch.rollouts)
@@ -50,7 +50,8 @@ def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarra
     if isinstance(advantages, torch.Tensor):
         if advantages.requires_grad:
             raise ValueError(
-                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return `.detach()` of it."
+                f"{name} returned a tensor with a gradient, but advantages are constants in the loss. Return "
+                "`.detach()` of it."
             )
         advantages = advantages.cpu()
     if isinstance(advantages, np.ma.MaskedArray):
@@ -68,14 +69,14 @@ def check_advantages(advantages: Any, name: str, num_rollouts: int) -> np.ndarra
         ) from error
     if values.shape != (num_rollouts,):
         raise ValueError(
-            f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one advantage for each "
-            "of the rollouts that it was given."
+            f"{name} returned an array of shape {values.shape}, but it must have the shape ({num_rollouts},): one "
+            "advantage for each of the rollouts that it was given."
         )
     is_valid = np.abs(values) <= MAX_ADVANTAGE  # NaN is not
     if not is_valid.all():
         raise ValueError(
-            f"{name} returned {values[~is_valid][0]} for rollout {np.flatnonzero(~is_valid)[0]}, but advantages must be finite and at "
-            f"most {MAX_ADVANTAGE:g}, so that the loss does not overflow. Return 0 for rollouts without a reward (NaN in "
-            "rollouts.reward_N)."
+            f"{name} returned {values[~is_valid][0]} for rollout {np.flatnonzero(~is_valid)[0]}, but advantages must "
+            f"be finite and at most {MAX_ADVANTAGE:g}, so that the loss does not overflow. Return 0 for rollouts "
+            "without a reward (NaN in rollouts.reward_N)."
         )
     return values

@@ -15,7 +15,7 @@ from ..core.metrics import RewardKind, kind_of_rewards, threshold_outside_reward
 from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
-from .mode import Mode
+from .mode import WEIGHTED_SUM, Mode
 
 
 logger = get_logger(__name__)
@@ -297,7 +297,8 @@ class TrainingDiagnostics:
 
     @property
     def _success(self) -> str:
-        return f"the reward of {self._args.success_function}" if self._args.success_function else "the reward"
+        name = self._args.success_reward
+        return "the reward" if name in (None, WEIGHTED_SUM) else f"the reward of {name}"
 
     def _check_threshold(self, scored: np.ndarray, is_positive: np.ndarray) -> None:
         args, low, high, mean = self._args, scored.min(), scored.max(), scored.mean()
@@ -306,7 +307,8 @@ class TrainingDiagnostics:
         if not (is_one_sided or threshold_outside_reward_range(low, high, mean, pass_rate)):
             return
         found = ("" if is_one_sided else "nearly ") + ("every rollout" if pass_rate > 0.5 else "no rollout")
-        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad completions"
+        advice = f"set positive_threshold to a value between {low:.3g} and {high:.3g} that separates good from bad"
+        advice += " completions"
         if high <= threshold:
             advice = f"if a good completion gets more than {threshold:g}, the prompts are hard; otherwise {advice}"
         effect = "sampling and prompt weights are the same for all prompts"

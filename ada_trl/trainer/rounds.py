@@ -1,6 +1,6 @@
 """
-Several rounds per step: rows are prepared, generated and scored through TRL's own methods, on this rank alone and as often as a
-step needs it.
+Several rounds per step: rows are prepared, generated and scored through TRL's own methods, on this rank alone and as
+often as a step needs it.
 """
 
 import time
@@ -30,8 +30,8 @@ from .interception import (
 
 class RoundGenerator:
     """
-    Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], while TRL's metrics of these calls are kept apart from
-    those of the step.
+    Prepares, generates and scores any rows through [`~trl.GRPOTrainer`], while TRL's metrics of these calls are kept
+    apart from those of the step.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]):
@@ -44,7 +44,7 @@ class RoundGenerator:
         self._used_environments: dict[str | None, list] | None = None
 
     def build_sampler(self, plan: StepPlan, slots: list[Slot], *, samples_async: bool) -> RolloutSampler:
-        """A sampler of the step's slots; with `samples_async` of a vLLM server, without a barrier between rounds. Collective."""
+        """A sampler of the step's slots; with `samples_async` (a vLLM server), rounds have no barrier. Collective."""
         trainer, rank = self.trainer, self.trainer.accelerator.process_index
         if not samples_async:
             is_single_turn = not trainer.tools and trainer.environment_factories is None
@@ -102,16 +102,16 @@ class RoundGenerator:
 
     def generate_and_score(self, rows: list[dict], is_first_round: bool) -> Generated:
         """
-        Generate and score one completion for each of `rows`, on this rank. Ranks need not call it together, except where the
-        model's own forward pass is collective (FSDP, ZeRO-3).
+        Generate and score one completion for each of `rows`, on this rank. Ranks need not call it together, except
+        where the model's own forward pass is collective (FSDP, ZeRO-3).
         """
         rows = [copy_containers(row) for row in rows]  # reward functions may modify their row
         return self._sample(rows, self.prepare(rows), is_first_round)
 
     def make_score_fn(self, rows: list[dict], prompts: list, prompt_ids: list, images: list | None) -> Callable:
         """
-        Return a function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes positions
-        of prompts, completion ids, their log-probabilities, and whether they belong to the first round.
+        Return a function that decodes and scores completions of a server for `prompts`, prepared from `rows`. It takes
+        positions of prompts, completion ids, their log-probabilities, and whether they belong to the first round.
         """
 
         def score(positions: list[int], completion_ids: list, logprobs: list, is_first_round: bool) -> Generated:
@@ -135,13 +135,14 @@ class RoundGenerator:
         isolated = trl_private.isolated_metrics(trainer)
         try:
             with replaced_methods(trainer), isolated as (metrics, pending), no_collectives():
-                # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be copyable.
+                # TRL makes deep copies of the prompts; images in them need not be copied, and other objects may not be
+                # copyable.
                 columns = trainer._generate(SharedLeaves(prompts))
                 _, completion_ids, _, completions, _, extra_fields, *_ = columns
                 add_fields(rows, extra_fields)
                 started = time.perf_counter()
-                # Copies: completions stay in their pools until they are trained on, and reward functions may modify them. The
-                # sampler shares errors between ranks.
+                # Copies: completions stay in their pools until they are trained on, and reward functions may modify
+                # them. The sampler shares errors between ranks.
                 with state.preserved():
                     given = copy_containers([prompts, completions, completion_ids])
                     rewards: torch.Tensor = trainer._calculate_rewards(rows, *given)
@@ -178,7 +179,7 @@ class RoundGenerator:
         ]
 
     def _take_extra_columns(self, rows: int) -> list[dict]:
-        """Values that reward functions logged with `log_extra`, by row; the last one's where several logged the same column."""
+        """Values that reward functions logged with `log_extra`, by row; of one column, those logged last."""
         trainer = self.trainer
         extras: list[dict] = [{} for _ in range(rows)]
         columns = trl_private.pending_extra_columns(trainer)

@@ -1,6 +1,6 @@
 """
-The parts of a step, in the order in which [`AdaGRPOTrainer`] calls them: the plan, the rollouts of one round or of several, and
-what is logged. (The formulas of advantages are in core/advantages.py.)
+The parts of a step, in the order in which [`AdaGRPOTrainer`] calls them: the plan, the rollouts of one round or of
+several, and what is logged. (The formulas of advantages are in core/advantages.py.)
 """
 
 from collections.abc import Callable
@@ -30,7 +30,6 @@ from ..sampling.prompts import WITHOUT_QUEUE, SampledRow, StepPlan
 from ..sampling.sampler import Completion, RolloutSampler, StepProgress
 from ..utils.copying import copy_containers
 from ..utils.distributed import exchange_rows, synchronized_errors
-from ..utils.logging import deduplicate_warnings
 from . import trl_private
 from .interception import TrainingState, injecting, recording, without_infinities
 from .vllm_session import ess_ratio
@@ -39,7 +38,7 @@ from .vllm_session import ess_ratio
 POOL_COLUMNS = ("pool_size", "pool_positives")  # of the table of completions
 
 MakeBatch = Callable[[list[dict]], dict[str, Any]]
-"""GRPOTrainer's `_generate_and_score_completions`, which makes the batch that is trained on, of one row per rollout."""
+"""GRPOTrainer's `_generate_and_score_completions`, which makes the batch that is trained on from its rows."""
 
 
 @dataclass
@@ -107,12 +106,13 @@ class StepBatch:
 
 
 def plan_step(trainer: GRPOTrainer, inputs: list[dict]) -> StepPlan:
-    """Choose the prompts of a step and their numbers of rollouts, from this rank's rows of the data loader. Collective."""
+    """Choose prompts and numbers of rollouts, given this rank's rows of the data loader. Collective."""
     mode = trainer.mode
     if mode.uses_prompt_queue and not all(isinstance(row, SampledRow) or row == {} for row in inputs):
         raise ValueError(
-            "Rows or values that an override passes to `_generate_and_score_completions` would have no effect where prompts come "
-            f"from the prompt queue. Pass the data loader's rows, change the dataset instead, or set {WITHOUT_QUEUE}."
+            "Rows or values that an override passes to `_generate_and_score_completions` would have no effect where "
+            "prompts come from the prompt queue. Pass the data loader's rows, change the dataset instead, or set "
+            f"{WITHOUT_QUEUE}."
         )
     with TrainingState(trainer.model).preserved():  # a stream runs user code when it is read
         plan = trainer.prompt_source.next_prompts(inputs)
@@ -130,14 +130,15 @@ def plan_step(trainer: GRPOTrainer, inputs: list[dict]) -> StepPlan:
         )
         plan.sizes = broadcast_object_list([sizes])[0]  # the main process decides
     if not mode.is_multi_round:
-        # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned here.
+        # The data loader has repeated each row `num_generations` times; other numbers and other prompts are assigned
+        # here.
         as_loaded = not mode.uses_prompt_queue and not mode.is_estimated
         plan.rows = inputs if as_loaded else _assign_rows(trainer, plan)
     return plan
 
 
 def _assign_rows(trainer: GRPOTrainer, plan: StepPlan) -> list[dict]:
-    """This rank's part of the batch, in which each prompt has as many copies of its row as it has rollouts. Collective."""
+    """This rank's part of the batch, which has a copy of the prompt's row for each rollout. Collective."""
     accelerator = trainer.accelerator
     order = [prompt for prompt, size in enumerate(plan.sizes) for _ in range(size)]
     per_rank = len(order) // accelerator.num_processes
@@ -183,13 +184,14 @@ def _record_round(
 
 
 def _prefetch_next_step(trainer: GRPOTrainer) -> None:
-    """Request the next step's rollouts, to be generated with the newest weights while this step is trained on. Collective."""
+    """Request the next step's rollouts from the newest weights, while this step is trained on. Collective."""
     accumulated = trainer.args.gradient_accumulation_steps
     micro_steps = trainer.state.global_step * accumulated + trl_private.micro_step(trainer) % accumulated
     after_this = micro_steps + trl_private.micro_steps_per_generation(trainer)
     if after_this >= trainer.state.max_steps * accumulated:
         return  # this is the last generation batch
-    # Before the requests: if one cannot be sent, the plan's prompts are the next ones again (see `AdaGRPOTrainer.train`).
+    # Before the requests: if one cannot be sent, the plan's prompts are the next ones again (see
+    # `AdaGRPOTrainer.train`).
     plan = trainer._prefetched = plan_step(trainer, [])
     with synchronized_errors():
         # As TRL prepares them in the next step, where images join the messages.
@@ -206,7 +208,7 @@ def sample_in_rounds(trainer: GRPOTrainer, plan: StepPlan, make_batch: MakeBatch
         trl_private.rank_local_collectives(trainer),
         trainer._round_generator.hold_environments(),
         # TRL warns of every call in which a row has no reward.
-        deduplicate_warnings(trl_private.TRL_LOGGER, "All reward functions returned None"),
+        trl_private.without_repeated_warnings("All reward functions returned None"),
     ):
         rule, scoring = trainer.mode.slot_rule, trainer._scoring()
         slots = [Slot(rule, scoring, *slot) for slot in zip(plan.candidates, plan.sizes, strict=True)]
@@ -277,7 +279,7 @@ def _log_round(
 def _log_rounds(
     trainer: GRPOTrainer, batch: StepBatch, sampler: RolloutSampler, completions: list[Completion]
 ) -> None:
-    """Log the tokens of all rounds, the completions of the first one, and extra columns of the table, which TRL does not know."""
+    """Log tokens of all rounds, completions of the first one, and extra columns, which TRL does not know."""
     stats, first_round = sampler.stats, sampler.first_round
     trainer.state.num_input_tokens_seen += int(stats.pop("tokens/seen"))
     trl_private.set_token_count(trainer, trainer.state.num_input_tokens_seen)
@@ -299,10 +301,6 @@ def log_step(trainer: GRPOTrainer, plan: StepPlan, batch: StepBatch, output: dic
     """Log the metrics of a step, and update the estimates of pass rates. Collective."""
     rollouts, args, mode = batch.rollouts, trainer.args, trainer.mode
     round_size = mode.round_size if mode.is_sequential else int(rollouts.size_P.max())
-    sampling: dict[str, Any] = {
-        "samples_per_round": round_size,
-        "is_on_distribution_P": batch.is_on_distribution_P,
-    }
     advantage_N = batch.advantage_N.copy()
     if args.mask_truncated_completions:  # a masked row has no gradient
         is_masked = trainer.accelerator.gather(output["completion_mask"].sum(dim=1) == 0)
@@ -314,13 +312,13 @@ def log_step(trainer: GRPOTrainer, plan: StepPlan, batch: StepBatch, output: dic
         advantage_N,
         num_generations=mode.num_generations,
         outcome_N=trainer._scoring().distinguish(rollouts.rewards_NF) if mode.slot_rule.compares_each_reward else None,
-        **sampling,
+        samples_per_round=round_size,
+        is_on_distribution_P=batch.is_on_distribution_P,
     )
     if mode.is_sequential or args.log_completions:
         metrics |= round_metrics(rollouts, mode.slot_rule, samples_per_round=round_size)
     if args.log_completions:
-        options: dict[str, Any] = {"rule": mode.slot_rule, "weighting": mode.prompt_weighting}
-        metrics |= detailed_metrics(rollouts, batch.selected, **options, **sampling)
+        metrics |= detailed_metrics(rollouts, batch.selected, mode.slot_rule, samples_per_round=round_size)
         if not trainer.is_vanilla_grpo:
             trl_private.append_extra_columns(trainer, batch.pool_columns)
     if trainer.pass_rates is not None and plan.estimates is not None:

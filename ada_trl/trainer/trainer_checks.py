@@ -1,6 +1,6 @@
 """
-Checks of a trainer in its mode: of its arguments before a model is loaded or a server is contacted, and of the trainer at the end
-of its construction and at the start of `train()`. (Rules for the options alone are in option_rules.py.)
+Checks of a trainer in its mode: of its arguments before a model is loaded or a server is contacted, and of the trainer
+at the end of its construction and at the start of `train()`. (Rules for the options alone are in option_rules.py.)
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,15 @@ from trl.trainer.utils import get_callable_name, get_config_model_id
 from ..sampling.prompts import WITHOUT_QUEUE
 from ..utils.logging import get_logger
 from . import trl_private
-from .ada_grpo_config import WEIGHTED_SUM, AdaGRPOConfig
-from .mode import OF_CONSTRUCTION, Mode
+from .ada_grpo_config import AdaGRPOConfig
+from .mode import OF_CONSTRUCTION, WEIGHTED_SUM, Mode
 
 
 logger = get_logger(__name__)
 
-# Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come from the
-# queue: a step may sample other prompts than the data loader's, or needs them before the data loader yields them.
+# Methods of GRPOTrainer and Trainer that are not called, or not with the rows that are trained on, where prompts come
+# from the queue: a step may sample other prompts than the data loader's, or needs them before the data loader yields
+# them.
 DATA_LOADING = ("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
 
 
@@ -37,7 +38,8 @@ def check_arguments(
     envs: Any,
 ) -> None:
     """
-    Check arguments of [`AdaGRPOTrainer`] that only some modes support, before a model is loaded or a server is contacted.
+    Check arguments of [`AdaGRPOTrainer`] that only some modes support, before a model is loaded or a server is
+    contacted.
 
     Args:
         trainer ([`AdaGRPOTrainer`]), base (`type`), args ([`AdaGRPOConfig`]):
@@ -59,8 +61,8 @@ def check_arguments(
     elif dataset is None and mode.resamples_prompts:
         name = "retries" if mode.retries else "zero_variance_groups"
         raise ValueError(
-            f"{name} ({getattr(mode, name)!r}) requires a train_dataset, because every reset of an environment without "
-            "one is another problem. Pass a train_dataset, or set zero_variance_groups='keep' and retries=0."
+            f"{name} ({getattr(mode, name)!r}) requires a train_dataset, because every reset of an environment "
+            "without one is another problem. Pass a train_dataset, or set zero_variance_groups='keep' and retries=0."
         )
 
 
@@ -80,8 +82,8 @@ def check_trainer(trainer: Any, base: type) -> None:
         )
     if mode.zero_variance_groups == "skip" and trainer.aux_loss_enabled:
         raise ValueError(
-            "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, which "
-            "acts on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
+            "zero_variance_groups='skip' is not supported with the auxiliary loss of a Mixture-of-Experts model, "
+            "which acts on all rows. Use zero_variance_groups='keep', or router_aux_loss_coef=0."
         )
 
 
@@ -92,12 +94,12 @@ def check_scheduled(trainer: Any) -> None:
 
 
 def check_same_construction(args: AdaGRPOConfig, before: dict[str, Any]) -> None:
-    """Check that no option which only the construction of a trainer reads has another value than `before`, at that time."""
+    """Check that the options which only the construction of a trainer reads have the values of that time."""
     for name in OF_CONSTRUCTION:
         if getattr(args, name) != before[name]:
             raise ValueError(
-                f"{name} ({getattr(args, name)!r}) was {before[name]!r} when this trainer was built, which alone reads "
-                f"it. Build another trainer, or set {name}={before[name]!r}."
+                f"{name} ({getattr(args, name)!r}) was {before[name]!r} when this trainer was built, which alone "
+                f"reads it. Build another trainer, or set {name}={before[name]!r}."
             )
 
 
@@ -131,7 +133,8 @@ def check_success_reward(
 ) -> None:
     """
     Check that `success_reward` is the name of exactly one reward function, and set if successes decide how prompts are
-    sampled or weighted and several functions have a weight: of `weights`, as TRL has completed them, or `reward_weights`.
+    sampled or weighted and several functions have a weight: of `weights`, as TRL has completed them, or
+    `reward_weights`.
     """
     name = args.success_reward
     choices = [reward for reward in reward_names if reward_names.count(reward) == 1] + [WEIGHTED_SUM]
@@ -157,13 +160,13 @@ def check_success_reward(
         elif args.baseline == "batch":
             alternative = "adaptive_sampling='uniform'"
         raise ValueError(
-            f"{constraint}, because {depends} on which rollouts are correct, and the sum of several rewards may exceed "
-            f"positive_threshold without a correct answer. Set it, or use {alternative}.{rename}"
+            f"{constraint}, because {depends} on which rollouts are correct, and the sum of several rewards may "
+            f"exceed positive_threshold without a correct answer. Set it, or use {alternative}.{rename}"
         )
 
 
 def _reward_names(reward_funcs: Any) -> list[str] | None:
-    """Return the names that TRL gives to the reward functions, or `None` if there are none or a model is not loaded yet."""
+    """The names that TRL gives to the reward functions; `None` if there are none, or a model is not loaded yet."""
     functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
     if any(function is None or isinstance(function, str) for function in functions):
         return None
@@ -187,9 +190,9 @@ def report_too_few_prompts(args: AdaGRPOConfig, mode: Mode, found: str) -> None:
     equals GRPO, because [`~trl.GRPOTrainer`] accepts such a dataset.
     """
     text = (
-        f"No training step can be run: each step needs {args.prompts_per_step} distinct prompts (generation_batch_size "
-        f"{args.generation_batch_size} / num_generations {args.num_generations}), but the training dataset has {found}. Use a "
-        "smaller batch, more rollouts per prompt or a larger dataset."
+        f"No training step can be run: each step needs {args.prompts_per_step} distinct prompts "
+        f"(generation_batch_size {args.generation_batch_size} / num_generations {args.num_generations}), but the "
+        f"training dataset has {found}. Use a smaller batch, more rollouts per prompt or a larger dataset."
     )
     if not mode.trains_as_grpo:
         raise ValueError(text)
@@ -210,9 +213,10 @@ def _check_overrides(trainer: GRPOTrainer, base: type, args: AdaGRPOConfig) -> N
     for name, reason, fix in unused:
         if name in trainer.__dict__ or getattr(type(trainer), name) is not getattr(base, name):
             raise ValueError(
-                f"{type(trainer).__name__}.{name} would have no effect with adaptive_sampling={mode.adaptive_sampling!r}, "
-                f"baseline={mode.baseline!r}, zero_variance_groups={mode.zero_variance_groups!r} and max_staleness="
-                f"{mode.max_staleness}: {reason}. Remove the override, or set {fix}."
+                f"{type(trainer).__name__}.{name} would have no effect with "
+                f"adaptive_sampling={mode.adaptive_sampling!r}, baseline={mode.baseline!r}, "
+                f"zero_variance_groups={mode.zero_variance_groups!r} and max_staleness={mode.max_staleness}: "
+                f"{reason}. Remove the override, or set {fix}."
             )
 
 
@@ -221,14 +225,16 @@ def _check_own_advantages(trainer: Any, args: AdaGRPOConfig) -> None:
     name, advantage_func = trainer.own_advantages, trainer.advantage_func
     if name is not None and trainer.mode.zero_variance_groups == "resample":
         raise ValueError(
-            f"zero_variance_groups ('resample') is not supported with {name}, because prompts are replaced by the variance of their "
-            "rewards, before advantages are computed. Use 'keep', 'skip' or 'mask', which act on the computed advantages."
+            f"zero_variance_groups ('resample') is not supported with {name}, because prompts are replaced by the "
+            "variance of their rewards, before advantages are computed. Use 'keep', 'skip' or 'mask', which act on "
+            "the computed advantages."
         )
     if advantage_func is None:
         return
     if not callable(advantage_func):
         raise ValueError(
-            f"advantage_func ({advantage_func!r}) must be a function that takes `Rollouts` and returns one number for each."
+            f"advantage_func ({advantage_func!r}) must be a function that takes `Rollouts` and returns one number for "
+            "each."
         )
     replaced = {
         "scale_rewards": args.scale_rewards != "none",
@@ -238,7 +244,8 @@ def _check_own_advantages(trainer: Any, args: AdaGRPOConfig) -> None:
     for option, is_given in replaced.items():
         if is_given:
             raise ValueError(
-                f"{option} ({getattr(args, option)!r}) has no effect with an advantage_func, which takes its place. Leave it unset."
+                f"{option} ({getattr(args, option)!r}) has no effect with an advantage_func, which takes its place. "
+                "Leave it unset."
             )
 
 

@@ -1,11 +1,12 @@
 """
-Everything private of TRL's trainer that this package relies on, in one module: attributes and patches. (The methods that
-[`AdaGRPOTrainer`] overrides are in its own file, and the subclasses of TRL's vLLM classes in `ada_trl/vllm` override private
-methods of those.)
+Everything private of TRL's trainer that this package relies on, in one module: attributes and patches. (The methods
+that [`AdaGRPOTrainer`] overrides are in its own file, and the subclasses of TRL's vLLM classes in `ada_trl/vllm`
+override private methods of those.)
 
-Two globals of TRL's module are replaced while one of our trainers is constructed or samples in rounds ([`vllm_generation_class`],
-[`rank_local_collectives`]); two trainers in two threads are not supported. docs/upstream.md proposes changes to TRL that would make
-this unnecessary. `tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
+Two globals of TRL's module are replaced while one of our trainers is constructed or samples in rounds
+([`vllm_generation_class`], [`rank_local_collectives`]); two trainers in two threads are not supported.
+docs/upstream.md proposes changes to TRL that would make this unnecessary. `tests/trainer/test_trl_contract.py` checks
+every name of TRL that is used here.
 """
 
 import functools
@@ -24,14 +25,11 @@ from trl.trainer import grpo_trainer
 from ..utils.distributed import gather_unless_disabled
 
 
-TRL_LOGGER = logging.getLogger(grpo_trainer.__name__)
-
-
 @contextmanager
 def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
     """
-    Temporarily set attributes of an object, which may be those of its class before and after. What code of the user assigns to them
-    in the meantime stays.
+    Temporarily set attributes of an object, which may be those of its class before and after. What code of the user
+    assigns to them in the meantime stays.
     """
     before = {name: owner.__dict__[name] for name in attributes.keys() & owner.__dict__.keys()}
     owner.__dict__.update(attributes)
@@ -47,6 +45,25 @@ def override_attributes(owner: Any, **attributes: Any) -> Iterator[None]:
 # TRL's logs
 
 
+@contextmanager
+def without_repeated_warnings(text: str) -> Iterator[None]:
+    """While the block runs, TRL logs only the first record that contains `text`."""
+    logger, matches = logging.getLogger(grpo_trainer.__name__), 0
+
+    def is_first(record: logging.LogRecord) -> bool:
+        nonlocal matches
+        if text not in str(record.msg):
+            return True
+        matches += 1
+        return matches == 1
+
+    logger.addFilter(is_first)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_first)
+
+
 def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], prefix: str = "") -> None:
     """Log metrics of training, averaged by TRL over the logging interval."""
     for name, value in metrics.items():
@@ -54,7 +71,7 @@ def append_metrics(trainer: GRPOTrainer, metrics: dict[str, float], prefix: str 
 
 
 def replace_latest_metrics(trainer: GRPOTrainer, metrics: dict[str, list[float]]) -> None:
-    """Overwrite the values that TRL has logged for this batch: one, or one for each reward function of the same name."""
+    """Overwrite the values that TRL has logged for this batch: one, or one per reward function of a name."""
     for name, values in metrics.items():
         trainer._metrics["train"][name][-len(values) :] = values
 
@@ -70,7 +87,7 @@ def drop_metric(trainer: GRPOTrainer, name: str) -> None:
 
 
 def replace_advantages(trainer: GRPOTrainer, output: dict[str, Any], advantage_of_row: np.ndarray) -> None:
-    """Overwrite the advantages of this rank's batch `output`, and in the table of completions, with those of all ranks' rows."""
+    """Overwrite the advantages in this rank's batch and in the table of completions, from those of all ranks."""
     rows, logged = len(output["advantages"]), trainer._logs["advantages"]
     start = trainer.accelerator.process_index * rows
     output["advantages"] = output["advantages"].new_tensor(advantage_of_row[start : start + rows])
@@ -100,7 +117,7 @@ def set_pending_extra_columns(trainer: GRPOTrainer, columns: dict[str, list]) ->
 
 @contextmanager
 def isolated_metrics(trainer: GRPOTrainer, mode: str = "train") -> Iterator[tuple[dict[str, list], dict[str, list]]]:
-    """While the block runs, TRL's metrics of `mode` and those that reward functions log are kept apart; yields both."""
+    """Keep TRL's metrics of `mode` and those of reward functions apart while the block runs; yields both."""
     isolated: dict[str, list] = defaultdict(list)
     pending: dict[str, list] = defaultdict(list)
     with override_attributes(trainer, _metrics=trainer._metrics | {mode: isolated}, _pending_metrics=pending):
@@ -109,8 +126,9 @@ def isolated_metrics(trainer: GRPOTrainer, mode: str = "train") -> Iterator[tupl
 
 def keep_other_metrics(trainer: GRPOTrainer, isolated: dict[str, list], pending: dict[str, list], rows: int) -> None:
     """
-    Add isolated metrics of `rows` completions that are not TRL's to the step's: those of a user's subclass, and those of reward
-    functions, of which TRL logs the mean over calls. Calls have different numbers of completions, each of which counts once.
+    Add isolated metrics of `rows` completions that are not TRL's to the step's: those of a user's subclass, and those
+    of reward functions, of which TRL logs the mean over calls. Calls have different numbers of completions, each of
+    which counts once.
     """
     for name, values in isolated.items():
         if name != "num_tokens" and not name.startswith(("completions/", "tools/")):
@@ -186,8 +204,8 @@ def forget_evaluation_model(trainer: GRPOTrainer) -> None:
     """
     Let the training prepare the model although an evaluation has done so before.
 
-    An evaluation prepares it without `DistributedDataParallel`, and accelerate leaves a model that is prepared as it is. The processes
-    would then exchange no gradients, and train different weights.
+    An evaluation prepares it without `DistributedDataParallel`, and accelerate leaves a model that is prepared as it
+    is. The processes would then exchange no gradients, and train different weights.
     """
     model, accelerator = trainer.model, trainer.accelerator
     # A sharded model is prepared for an evaluation as for the training.
@@ -204,8 +222,8 @@ def forget_evaluation_model(trainer: GRPOTrainer) -> None:
 @contextmanager
 def vllm_generation_class(args: GRPOConfig, **options: Any) -> Iterator[None]:
     """
-    While the block runs, a [`~trl.GRPOTrainer`] that uses vLLM builds an [`~vllm.generation.AdaVLLMGeneration`] with these options.
-    TRL looks the class up as a global of its module, so a subclass cannot choose another one.
+    While the block runs, a [`~trl.GRPOTrainer`] that uses vLLM builds an [`~vllm.generation.AdaVLLMGeneration`] with
+    these options. TRL looks the class up as a global of its module, so a subclass cannot choose another one.
     """
     if not args.use_vllm:
         yield
@@ -219,8 +237,9 @@ def vllm_generation_class(args: GRPOConfig, **options: Any) -> Iterator[None]:
 @contextmanager
 def rank_local_collectives(trainer: GRPOTrainer) -> Iterator[None]:
     """
-    While the block runs, TRL's gathers respect [`~utils.distributed.no_collectives`]: ranks sample and score different numbers of rows, at
-    different times. TRL calls `gather` as a global of its module and as a method of the accelerator.
+    While the block runs, TRL's gathers respect [`~utils.distributed.no_collectives`]: ranks sample and score different
+    numbers of rows, at different times. TRL calls `gather` as a global of its module and as a method of the
+    accelerator.
     """
     with (
         override_attributes(grpo_trainer, gather=gather_unless_disabled(grpo_trainer.gather)),

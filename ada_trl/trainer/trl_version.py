@@ -56,11 +56,12 @@ def check_trl() -> None:
         if found != expected:
             state = "does not exist" if found is None else f"has the parameters ({', '.join(found)})"
             raise RuntimeError(
-                f"GRPOTrainer.{name} {state} in TRL {trl.__version__}, but ada_trl expects ({', '.join(expected)}): it was tested "
-                f"with TRL {OLDEST} to {NEWEST_TESTED}. Install `trl=={NEWEST_TESTED}.*`, or a newer ada_trl."
+                f"GRPOTrainer.{name} {state} in TRL {trl.__version__}, but ada_trl expects ({', '.join(expected)}): "
+                f"it was tested with TRL {OLDEST} to {NEWEST_TESTED}. Install `trl=={NEWEST_TESTED}.*`, or a newer "
+                "ada_trl."
             )
     if Version(trl.__version__).release[:2] > Version(NEWEST_TESTED).release[:2]:
         logger.warning(
-            f"TRL {trl.__version__} is newer than the newest version that ada_trl was tested with ({NEWEST_TESTED}). All methods that "
-            "it overrides have the expected signatures."
+            f"TRL {trl.__version__} is newer than the newest version that ada_trl was tested with ({NEWEST_TESTED}). "
+            "All methods that it overrides have the expected signatures."
         )

@@ -18,9 +18,10 @@ class VLLMSession:
     """
     Manages the vLLM engine of a trainer; does nothing without one.
 
-    A server receives this step's weights before a generation, and its log-probabilities of a fixed prompt are compared with the
-    trainer's before and after it: otherwise rollouts from other weights would not be detected. A colocated engine stays awake over
-    the rounds of a step; its weights are verified by the log-probabilities of the rollouts ([`~vllm.weight_check.WeightCheck`]).
+    A server receives this step's weights before a generation, and its log-probabilities of a fixed prompt are compared
+    with the trainer's before and after it: otherwise rollouts from other weights would not be detected. A colocated
+    engine stays awake over the rounds of a step; its weights are verified by the log-probabilities of the rollouts
+    ([`~vllm.weight_check.WeightCheck`]).
     """
 
     def __init__(self, trainer: GRPOTrainer):
@@ -45,7 +46,8 @@ class VLLMSession:
     @contextmanager
     def running(self) -> Iterator[None]:
         """
-        Clean up requests, adapters on the server and files on exit. Nested uses (evaluation during training) do nothing.
+        Clean up requests, adapters on the server and files on exit. Nested uses (evaluation during training) do
+        nothing.
         """
         if not self.trainer.use_vllm or self._is_running:
             yield
@@ -65,11 +67,11 @@ class VLLMSession:
     @contextmanager
     def generation(self) -> Iterator[None]:
         """
-        One generation, or all rounds of a step: the engine has this step's weights before it, and a server is checked after it.
-        Nested uses do nothing.
+        One generation, or all rounds of a step: the engine has this step's weights before it, and a server is checked
+        after it. Nested uses do nothing.
 
-        In a training step, rollouts of [`prefetch`] are returned if there are any; they come from earlier weights, and were verified
-        before newer ones were pushed. An evaluation needs the newest weights.
+        In a training step, rollouts of [`prefetch`] are returned if there are any; they come from earlier weights, and
+        were verified before newer ones were pushed. An evaluation needs the newest weights.
         """
         if not self.trainer.use_vllm or self.trainer.vllm_generation.weights.use != "idle":
             yield
@@ -122,7 +124,9 @@ class VLLMSession:
             engine.prefetched = batch._replace(is_verified=True)
 
     def collect_metrics(self) -> dict[str, float]:
-        """Retries and timeouts of all ranks since the last call, and the result of the last weight check. Collective."""
+        """
+        Retries and timeouts of all ranks since the last call, and the result of the last weight check. Collective.
+        """
         if not self.uses_server:
             return {}
         engine = self.trainer.vllm_generation
@@ -136,8 +140,8 @@ class VLLMSession:
 
     def check_logprobs(self, output: dict[str, torch.Tensor]) -> None:
         """
-        Verify the weights of a colocated engine by the rollouts of a batch, where the engine's log-probabilities can be compared
-        with those that the trainer has recomputed. Collective.
+        Verify the weights of a colocated engine by the rollouts of a batch, where the engine's log-probabilities can
+        be compared with those that the trainer has recomputed. Collective.
 
         Raises:
             `VLLMServerError`: if they do not match.
@@ -154,8 +158,8 @@ class VLLMSession:
 
 def ess_ratio(output: dict, accelerator: Accelerator) -> float:
     """
-    Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w of the N rows that are trained on.
-    NaN if all are masked. Collective.
+    Effective sample size ratio of the batch of all ranks, (Σw)²/(N Σw²) with sequence ratios w of the N rows that are
+    trained on. NaN if all are masked. Collective.
     """
     mask = output["completion_mask"]  # (B, T)
     differences = output["old_per_token_logps"] - output["sampling_per_token_logps"]

@@ -13,8 +13,8 @@ _IMMUTABLE = {int, float, bool, str, bytes, type(None)}
 
 def copy_containers(value: Any) -> Any:
     """
-    Copy what a reward function may modify in place: dicts, lists and tuples with their contents, sets, and arrays of fewer than
-    three dimensions. Other objects are shared with the original.
+    Copy what a reward function may modify in place: dicts, lists and tuples with their contents, sets, and arrays of
+    fewer than three dimensions. Other objects are shared with the original.
 
     Images (arrays with more dimensions included), clients and locks need not be copied, and often cannot be.
     """

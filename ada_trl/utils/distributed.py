@@ -41,7 +41,10 @@ class ErrorInfo(NamedTuple):
 
 
 ErrorFactory = Callable[[int, str, str], DistributedError]
-"""Takes the first process with a [`DistributedError`], its cause and its fix; returns the error that every process raises."""
+"""
+Takes the first process with a [`DistributedError`], its cause and its fix; returns the error that every process
+raises.
+"""
 
 
 def describe_error(error: Exception | None) -> ErrorInfo | None:
@@ -61,7 +64,8 @@ def raise_first(
         reports (`Sequence[ErrorInfo | None]`):
             [`describe_error`] of every process.
         error (`Exception`, *optional*):
-            Error of this process. A user's error (for example of a reward function) is raised unchanged on its process.
+            Error of this process. A user's error (for example of a reward function) is raised unchanged on its
+            process.
         error_factory (`ErrorFactory`, *optional*):
             Creates the error to raise for a [`DistributedError`].
 
@@ -83,8 +87,8 @@ def raise_first(
 
 def gather_results(work: Callable[[], T], error_factory: ErrorFactory | None = None) -> list[T]:
     """
-    Return the results of `work` on all processes, in order. An error on one process is raised on all, see [`raise_first`].
-    Collective, so `work` must make the same collective calls on every process.
+    Return the results of `work` on all processes, in order. An error on one process is raised on all, see
+    [`raise_first`]. Collective, so `work` must make the same collective calls on every process.
     """
     result = error = None
     try:
@@ -184,8 +188,8 @@ _collectives_disabled: ContextVar[bool] = ContextVar("collectives_disabled", def
 @contextmanager
 def no_collectives() -> Iterator[None]:
     """
-    While the block runs, collective calls of this thread involve this process only, because the other processes do other
-    work, at other times, and may fail. Other threads are not affected.
+    While the block runs, collective calls of this thread involve this process only, because the other processes do
+    other work, at other times, and may fail. Other threads are not affected.
     """
     token = _collectives_disabled.set(True)
     try:

@@ -2,15 +2,15 @@
 
 import functools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from accelerate import PartialState
 
 
 class MainProcessLogger(logging.LoggerAdapter):
-    """Logger of the main process. That of [`~accelerate.logging.get_logger`] also prefixes messages with `[RANK 0]`."""
+    """
+    Logger of the main process. That of [`~accelerate.logging.get_logger`] also prefixes messages with `[RANK 0]`.
+    """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if PartialState().is_main_process:
@@ -19,25 +19,6 @@ class MainProcessLogger(logging.LoggerAdapter):
     @functools.lru_cache(None)  # noqa: B019 (loggers live as long as the process)
     def warning_once(self, msg: str) -> None:
         self.warning(msg)
-
-
-@contextmanager
-def deduplicate_warnings(logger: logging.Logger, text: str) -> Iterator[None]:
-    """While the block runs, log only the first record that contains `text`."""
-    matches = 0
-
-    def is_first(record: logging.LogRecord) -> bool:
-        nonlocal matches
-        if text not in str(record.msg):
-            return True
-        matches += 1
-        return matches == 1
-
-    logger.addFilter(is_first)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_first)
 
 
 def get_logger(name: str) -> MainProcessLogger:

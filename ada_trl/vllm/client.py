@@ -22,8 +22,8 @@ logger = get_logger(__name__)
 
 class TimeoutVLLMClient(VLLMClient):
     """
-    [`~trl.generation.vllm_client.VLLMClient`] with deadlines and retries, see [`~vllm.transport.HTTPTransport`], through which all
-    requests are sent: those of TRL's methods by [`send`], rollouts by coroutines of the event loop.
+    [`~trl.generation.vllm_client.VLLMClient`] with deadlines and retries, see [`~vllm.transport.HTTPTransport`],
+    through which all requests are sent: those of TRL's methods by [`send`], rollouts by coroutines of the event loop.
 
     Args:
         base_url (`str`), group_port (`int`):
@@ -125,7 +125,9 @@ class TimeoutVLLMClient(VLLMClient):
 
 
 class _Session:
-    """Replaces the HTTP session of TRL's client, whose requests have no deadline. Failures are raised, not returned."""
+    """
+    Replaces the HTTP session of TRL's client, whose requests have no deadline. Failures are raised, not returned.
+    """
 
     def __init__(self, client: TimeoutVLLMClient):
         self._client = client
@@ -138,10 +140,11 @@ class _Session:
             return self._respond("POST", url, kwargs)
         except VLLMServerError as error:
             if url.endswith("/update_weights"):
-                # TRL raises the error after its NCCL broadcast, which has no timeout and does not return without the server.
+                # TRL raises the error after its NCCL broadcast, which has no timeout and does not return without the
+                # server.
                 logger.error(
-                    f"The vLLM server does not receive the weights: {error.cause}. If the run does not end by itself, it waits "
-                    "in the NCCL broadcast: end it, restart the server, and resume from the last checkpoint."
+                    f"The vLLM server does not receive the weights: {error.cause}. If the run does not end by itself, "
+                    "it waits in the NCCL broadcast: end it, restart the server, and resume from the last checkpoint."
                 )
             raise
 

@@ -28,7 +28,8 @@ class VLLMServerUnavailable(VLLMServerError):
 
 def make_error_factory(engine: str, consequence: str, fix: str) -> ErrorFactory:
     """
-    Build a function that creates the same [`VLLMServerError`] on every rank. `fix` is suggested if the failure itself has no fix.
+    Build a function that creates the same [`VLLMServerError`] on every rank. `fix` is suggested if the failure itself
+    has no fix.
     """
 
     def error(process: int, cause: str, its_fix: str) -> VLLMServerError:

@@ -32,8 +32,8 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     Args:
         weight_sync (`str`, *optional*, defaults to `"nccl"`):
-            Transfer of the weights to a server: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads all
-            weights from a directory that server and trainer share.
+            Transfer of the weights to a server: `"nccl"` as in TRL, `"lora"` hot-loads the adapter, `"disk"` reloads
+            all weights from a directory that server and trainer share.
         weight_sync_dir (`str`, *optional*, defaults to `"vllm_weight_sync"`):
             Directory of `"lora"` and `"disk"`, with a subdirectory for every sync that is removed after the next one.
         request_timeout (`float`, *optional*, defaults to `300.0`):
@@ -79,8 +79,8 @@ class AdaVLLMGeneration(VLLMGeneration):
             connection_timeout=self.server_timeout,
             request_timeout=self.request_timeout,
         )
-        # The client's thread must not outlive a trainer whose construction fails later, or that is never used. The next request
-        # starts it again.
+        # The client's thread must not outlive a trainer whose construction fails later, or that is never used. The
+        # next request starts it again.
         with closing(self.vllm_client.transport):
             self.base_model = self.vllm_client.model
             config = self.vllm_client.read_config()
@@ -146,8 +146,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         self, group: RequestGroup, prompts: list[list[int]], num_generations: int, images: list | None = None
     ) -> Future:
         """
-        Request `num_generations` completions of each prompt in the background, in a group of the client's transport. With
-        images there is one prompt.
+        Request `num_generations` completions of each prompt in the background, in a group of the client's transport.
+        With images there is one prompt.
 
         Returns:
             `Future`: completion ids and log-probabilities, each of shape `(prompts × num_generations, length)`.
@@ -167,8 +167,9 @@ class AdaVLLMGeneration(VLLMGeneration):
         Generate one completion per row of this rank, as TRL's method of the same name. Collective in server mode.
 
         With a server every rank sends its own rows; equal neighboring rows are completions of one prompt, whatever
-        `num_generations` is. With the use `"returning"` nothing is sent: the completions of [`prefetch`] are awaited and returned.
-        The rows alone do not identify that batch: an evaluation may have the same ones, and needs the newest weights.
+        `num_generations` is. With the use `"returning"` nothing is sent: the completions of [`prefetch`] are awaited
+        and returned. The rows alone do not identify that batch: an evaluation may have the same ones, and needs the
+        newest weights.
 
         Raises:
             [`VLLMServerError`]: on all ranks, if rows of any of them received no completion.
@@ -176,8 +177,8 @@ class AdaVLLMGeneration(VLLMGeneration):
         """
         if self.mode != "server":
             return super().generate(prompts, images, num_generations, profiler)
-        # New and prefetched batches alike take part in `synchronized_errors`: otherwise ranks of which one finds its prefetched
-        # batch and another does not would wait for each other.
+        # New and prefetched batches alike take part in `synchronized_errors`: otherwise ranks of which one finds its
+        # prefetched batch and another does not would wait for each other.
         collective = (
             nullcontext()
             if collectives_disabled()
@@ -200,8 +201,8 @@ class AdaVLLMGeneration(VLLMGeneration):
 
     def prefetch(self, prompt_ids: list[list[int]], images: list | None = None) -> None:
         """
-        Send the requests of a batch now; [`generate`] returns their completions with the use `"returning"`. Server mode only; not
-        collective.
+        Send the requests of a batch now; [`generate`] returns their completions with the use `"returning"`. Server
+        mode only; not collective.
 
         The completions come from the weights that the server has at this time: wait for them before these change.
         """
@@ -223,8 +224,10 @@ class AdaVLLMGeneration(VLLMGeneration):
     # Colocate mode
 
     @property
-    def enable_sleep_mode(self) -> bool:  # type: ignore[override] # an attribute in TRL
-        """Whether a colocated engine sleeps after each generation, as TRL reads it: not between the rounds of a step."""
+    def enable_sleep_mode(self) -> bool:  # an attribute in TRL
+        """
+        Whether a colocated engine sleeps after each generation, as TRL reads it: not between the rounds of a step.
+        """
         return self._sleeps and self.weights.use == "idle"
 
     @enable_sleep_mode.setter
@@ -234,8 +237,8 @@ class AdaVLLMGeneration(VLLMGeneration):
     @contextmanager
     def awake(self, send_weights: Callable[[], None]) -> Iterator[None]:
         """
-        Keep a colocated engine with sleep mode awake over several calls of [`generate`]. Sleep has discarded its weights, which are
-        sent once for all rounds of a step.
+        Keep a colocated engine with sleep mode awake over several calls of [`generate`]. Sleep has discarded its
+        weights, which are sent once for all rounds of a step.
         """
         try:
             clear_device_cache()

@@ -14,7 +14,9 @@ Row = tuple[list[int], list | None]  # prompt and images
 
 
 class RequestedBatch(NamedTuple):
-    """Rows whose completions were requested, and the results of the requests of [`split_rows`], in flight or completed."""
+    """
+    Rows whose completions were requested, and the results of the requests of [`split_rows`], in flight or completed.
+    """
 
     rows: list[Row]
     futures: Sequence[Future]
@@ -44,7 +46,8 @@ def split_rows(rows: list[Row]) -> Iterator[tuple[list[list[int]], int, list | N
     Prompts, completions per prompt and images of each request for `rows`.
 
     Equal neighbors are completions of one prompt. Prompts with equal numbers of completions share a request, up to
-    `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its response.
+    `ROLLOUTS_PER_REQUEST`, because sending and receiving a request costs as much as a few hundred tokens of its
+    response.
     """
     prompts: list[list[int]] = []
     number = 0

@@ -21,7 +21,8 @@ def quote(content: Any) -> str:
 
 def parse(content_type: str, body: bytes) -> dict:
     """
-    Content of a response: a JSON object. Some endpoints of vLLM return nothing (`{}` here) or plain text (`{"text": …}` here).
+    Content of a response: a JSON object. Some endpoints of vLLM return nothing (`{}` here) or plain text
+    (`{"text": …}` here).
 
     Raises:
         [`InvalidResponseError`]: for a web page, or JSON that is not an object.
@@ -85,7 +86,8 @@ def read_completions(request: dict, response: dict) -> tuple[list[list[int]], li
             raise InvalidResponseError("a completion has no tokens")
         if len(values) != len(ids) or not all(map(math.isfinite, known)):
             raise InvalidResponseError(
-                f"a completion of {len(ids)} tokens has log-probabilities that are missing or not finite: {quote(values)}"
+                f"a completion of {len(ids)} tokens has log-probabilities that are missing or not finite: "
+                f"{quote(values)}"
             )
         completion_ids.append(ids)
         logprobs.append(values)

@@ -25,7 +25,10 @@ REPEATABLE = ("/v1/completions", "/v1/chat/completions/render", "/inference/v1/g
 MIN_CONNECTIONS, MAX_CONNECTIONS = 64, 8192  # of queued requests; the limit on open files decides between them
 TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
-REJECTED = "The server rejects this request, and will do so again: correct the cause, such as a prompt longer than --max-model-len."
+REJECTED = (
+    "The server rejects this request, and will do so again: correct the cause, such as a prompt longer than "
+    "--max-model-len."
+)
 TOO_SLOW = "Check its log; if it is only slow, raise vllm_request_timeout."
 MISSING = {  # endpoints that have to be enabled
     "/server_info": "Restart it with VLLM_SERVER_DEV_MODE=1 in its environment.",
@@ -36,14 +39,15 @@ MISSING = {  # endpoints that have to be enabled
 
 class HTTPTransport:
     """
-    Sends requests from an event loop in a background thread, which starts with the first request and ends with [`close`], or at the
-    latest with this object or Python.
+    Sends requests from an event loop in a background thread, which starts with the first request and ends with
+    [`close`], or at the latest with this object or Python.
 
     Every request has one deadline for connecting, its response and its retries. There are two kinds of deadlines:
 
     - *fixed*, counted from the start of the request;
-    - *queued*, for rollouts: any number of them may be in flight, most of them waiting in the server's queue. They fail
-      together if *no* queued request was answered, and the server processed no token, for the length of the timeout.
+    - *queued*, for rollouts: any number of them may be in flight, most of them waiting in the server's queue. They
+      fail together if *no* queued request was answered, and the server processed no token, for the length of the
+      timeout.
 
     Args:
         base_url (`str`):
@@ -108,14 +112,15 @@ class HTTPTransport:
         **kwargs: Any,
     ) -> Any:
         """
-        Send a request. GET and [`REPEATABLE`] ones are sent again after a broken connection, an invalid response or a 5xx; after
-        408, 429 or 503 every request is.
+        Send a request. GET and [`REPEATABLE`] ones are sent again after a broken connection, an invalid response or a
+        5xx; after 408, 429 or 503 every request is.
 
         Args:
             read (`Callable[[dict], Any]`):
                 Function from the JSON object of the response to the result. An error of it is an invalid response.
             timeout (`float`, *optional*), queued (`bool`):
-                Seconds until a fixed deadline, if that is shorter than all others; whether the deadline is a queued one.
+                Seconds until a fixed deadline, if that is shorter than all others; whether the deadline is a queued
+                one.
             kwargs:
                 Of `aiohttp.ClientSession.request`.
 
@@ -225,7 +230,10 @@ class HTTPTransport:
 
 
 class _EventLoop:
-    """A background thread with an event loop, an HTTP session of aiohttp and the connections that queued requests may open."""
+    """
+    A background thread with an event loop, an HTTP session of aiohttp and the connections that queued requests may
+    open.
+    """
 
     loop: asyncio.AbstractEventLoop
     session: Any  # of aiohttp, which the extra `[vllm]` installs
@@ -243,7 +251,8 @@ class _EventLoop:
         import aiohttp
 
         self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        # Queued requests are limited before they get to aiohttp, so that a check of a busy server does not wait for them.
+        # Queued requests are limited before they get to aiohttp, so that a check of a busy server does not wait for
+        # them.
         self.connections = asyncio.Semaphore(max_connections())
         # vLLM closes idle connections after 5 s; closing them earlier avoids sending into a closed one.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)

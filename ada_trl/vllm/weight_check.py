@@ -1,8 +1,8 @@
 """
 Whether rollouts come from the weights that are trained, by log-probabilities.
 
-A server returns those of a fixed prompt, after each synchronization and after each generation. For a colocated engine, those of
-the rollouts themselves are compared.
+A server returns those of a fixed prompt, after each synchronization and after each generation. For a colocated engine,
+those of the rollouts themselves are compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +43,10 @@ class EngineWeights:
         step (`int`, *optional*):
             Optimizer step that they belong to; `None` if they have to be sent before the next generation.
         use (`str`):
-            `"idle"`: TRL's methods do what they do in TRL. `"receiving"`: newer ones are being sent. `"generating"`: completions of a
-            step, for which they were sent, so that TRL's synchronizations do nothing and a colocated engine does not sleep.
-            `"returning"`: the same, but the completions were requested one step ahead, from earlier weights.
+            `"idle"`: TRL's methods do what they do in TRL. `"receiving"`: newer ones are being sent. `"generating"`:
+            completions of a step, for which they were sent, so that TRL's synchronizations do nothing and a colocated
+            engine does not sleep. `"returning"`: the same, but the completions were requested one step ahead, from
+            earlier weights.
         server (`dict`):
             Configuration of the server that has received them, with the id of its process; on the main process only.
         logprobs (`list[float]`):
@@ -70,8 +71,8 @@ class WeightCheck:
     """
     Compares the log-probabilities of an engine with those of the model that is trained.
 
-    Weights that change the log-probabilities by less than the tolerance cannot be told from rounding: those of a single small
-    optimizer step before, for example, but not those of several steps, another adapter or another model.
+    Weights that change the log-probabilities by less than the tolerance cannot be told from rounding: those of a
+    single small optimizer step before, for example, but not those of several steps, another adapter or another model.
 
     Args:
         vllm (`VLLMGeneration`):
@@ -133,8 +134,8 @@ class WeightCheck:
         tolerance = self._tolerance(self.weights.server["model_config"])
         if not self.difference <= tolerance:  # NaN is not, either
             raise VLLMServerError(
-                f"its log-probabilities differ from the trainer's by {self.difference:.3f} nats per token (by rounding "
-                f"at most {tolerance:g})",
+                f"its log-probabilities differ from the trainer's by {self.difference:.3f} nats per token (by "
+                f"rounding at most {tolerance:g})",
                 DEDICATED,
             )
 
@@ -144,7 +145,8 @@ class WeightCheck:
 
         Args:
             output (`dict[str, torch.Tensor]`):
-                Batch of this rank, as returned by [`~trl.GRPOTrainer`], with log-probabilities of both engine and trainer.
+                Batch of this rank, as returned by [`~trl.GRPOTrainer`], with log-probabilities of both engine and
+                trainer.
 
         Raises:
             [`VLLMServerError`]: if the rollouts of any rank come from other weights than those that are trained.
@@ -162,12 +164,14 @@ class WeightCheck:
         with synchronized_errors(self.error_factory(OTHER_WEIGHTS, COLOCATE_FIX)):
             if not difference <= tolerance:  # NaN is not, either
                 raise VLLMServerError(
-                    f"log-probabilities differ from the trainer's by {difference:.2f} nats per token, more than rounding "
-                    f"explains ({tolerance:g})"
+                    f"log-probabilities differ from the trainer's by {difference:.2f} nats per token, more than "
+                    f"rounding explains ({tolerance:g})"
                 )
 
     def _tolerance(self, served: dict) -> float:
-        """Largest difference that rounding explains, in nats per token, for the coarser data type of engine and trainer."""
+        """
+        Largest difference that rounding explains, in nats per token, for the coarser data type of engine and trainer.
+        """
         model, precision = self.vllm.accelerator.unwrap_model(self.vllm.model), self.vllm.accelerator.mixed_precision
         if served.get("quantization") or getattr(model.config, "quantization_config", None):
             return QUANTIZED
@@ -178,8 +182,8 @@ class WeightCheck:
 
 def has_comparable_logprobs(args: GRPOConfig) -> bool:
     """
-    Whether vLLM samples from the model's own distribution, so that its log-probabilities of the sampled tokens are those of the
-    model. Any of the `generation_kwargs` may change the distribution.
+    Whether vLLM samples from the model's own distribution, so that its log-probabilities of the sampled tokens are
+    those of the model. Any of the `generation_kwargs` may change the distribution.
     """
     return (
         args.top_p == 1.0

@@ -26,13 +26,13 @@ class WeightSync:
     """
     Sends the trainer's weights to a vLLM server through a directory.
 
-    `"lora"` writes the adapter to a new directory, hot-loads it under the name of the directory, generates with that name and unloads
-    the one before. `"disk"` writes all weights (adapters merged) to a new directory, has every worker reload them and
-    resets the prefix cache. A directory is removed once its successor is in use, never while it may be read. Leftovers of
-    killed runs are removed at the next start: no process holds their locks any more.
+    `"lora"` writes the adapter to a new directory, hot-loads it under the name of the directory, generates with that
+    name and unloads the one before. `"disk"` writes all weights (adapters merged) to a new directory, has every worker
+    reload them and resets the prefix cache. A directory is removed once its successor is in use, never while it may be
+    read. Leftovers of killed runs are removed at the next start: no process holds their locks any more.
 
-    `directory` has the same path for trainer and server. `run_name` is the prefix of directories and adapter names, the same on
-    every rank.
+    `directory` has the same path for trainer and server. `run_name` is the prefix of directories and adapter names,
+    the same on every rank.
     """
 
     def __init__(self, method: str, directory: str, vllm: VLLMGeneration, run_name: str):
@@ -62,12 +62,15 @@ class WeightSync:
             can_be_merged = not adapter.is_prompt_learning and "trainable_token_indices" not in unsupported
             disk = ", or vllm_weight_sync='disk', which sends merged weights" if can_be_merged else ""
             raise ValueError(
-                f"vllm_weight_sync='lora' does not support {unsupported}, which an adapter on a vLLM server cannot have. Use one active "
-                f"LoraConfig without it{disk}."
+                f"vllm_weight_sync='lora' does not support {unsupported}, which an adapter on a vLLM server cannot "
+                f"have. Use one active LoraConfig without it{disk}."
             )
 
     def sync_disk(self) -> None:
-        """Write all weights and let the server reload them. Every rank iterates over sharded parameters, which is collective."""
+        """
+        Write all weights and let the server reload them. Every rank iterates over sharded parameters, which is
+        collective.
+        """
         state = {}
         for name, parameter in self.vllm._iter_named_params():
             if self.vllm.accelerator.is_main_process:
@@ -85,7 +88,9 @@ class WeightSync:
         self.vllm.vllm_client.reset_prefix_cache()
 
     def sync_lora(self) -> None:
-        """Write the adapter, let the server load it, and generate with its name. Collective where parameters are sharded."""
+        """
+        Write the adapter, let the server load it, and generate with its name. Collective where parameters are sharded.
+        """
         from peft import get_peft_model_state_dict
 
         model = self.vllm.accelerator.unwrap_model(self.vllm.model)
@@ -120,7 +125,10 @@ class WeightSync:
             self._remove(name)
 
     def _remove(self, name: str) -> None:
-        """Unload an adapter and remove its directory. A failure does no harm: it is tried again after the next synchronization."""
+        """
+        Unload an adapter and remove its directory. A failure does no harm: it is tried again after the next
+        synchronization.
+        """
         if self.method == "lora":
             unload, path = {"lora_name": name}, "/v1/unload_lora_adapter"
             try:
@@ -134,8 +142,8 @@ class WeightSync:
 
     def close(self) -> None:
         """
-        Remove adapters from the server and directories from the disk. The directory of an adapter that could not be unloaded
-        stays, so that the next run with the same directory unloads it.
+        Remove adapters from the server and directories from the disk. The directory of an adapter that could not be
+        unloaded stays, so that the next run with the same directory unloads it.
         """
         for name in list(self._locks):
             self._remove(name)

@@ -1,15 +1,14 @@
 """`ada-trl check`: findings, failures, and the removal of its files."""
 
-import itertools
 import math
 import re
 
-import numpy as np
 import pytest
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
-from ada_trl.commands.findings import SIMULATED_GROUPS, Sample, difficulty, expected_sampling, step_cost
+from ada_trl.commands.findings import across_prompts, difficulty
+from ada_trl.core import Rollouts
 
 from ..helpers import run_module, save_tiny_model, write_jsonl
 
@@ -98,7 +97,7 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
     found, code = checked(capsys, *words(task, *MODES[mode]))
     assert code == 0 and files_of(task) == before
     assert list(found) == [
-        *("model and data", "generation", "truncated", "reward even_reward", "pass rate"),
+        *("model and data", "generation", "truncated", "reward even_reward", "pass rate", "rewards across prompts"),
         *("optimizer step", "peak memory", "cost"),
     ]
     assert f"16 rows of {LONGEST} + 7 tokens" in found["optimizer step"]
@@ -106,13 +105,11 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
     assert float(norm) > 1e-3
     assert "17 rows" in found["model and data"] and "64 completions" in found["generation"]
     cost = re.search(r"\(\d+% of them with a gradient\): (\d+) rollouts, (\d+) tokens", found["cost"])
-    assert found["cost"].endswith(("s of update", "s of update per step")), (
-        "Eight prompts are too few to recommend another mode."
-    )
-    if mode == "uniform":  # samples n rollouts of each prompt
-        rollouts, tokens = map(int, cost.groups())
-        mean = int(re.search(r"of (\d+) tokens", found["generation"])[1])
-        assert rollouts == 16 and abs(tokens - 16 * mean) <= 8
+    assert found["cost"].endswith(("s of update", "s of update per step"))
+    rollouts, tokens = map(int, cost.groups())
+    assert rollouts <= tokens <= 7 * rollouts
+    if mode in ("uniform", "batch", "across steps"):  # n rollouts of each prompt
+        assert rollouts == 16
 
 
 def test_a_step_of_several_generation_batches_is_checked_once(task, capsys):
@@ -143,62 +140,22 @@ def test_a_run_without_successes_and_with_truncated_completions(task, capsys):
     found, code = checked(capsys, *words(task, "--max_completion_length=1", reward=reward))
     assert code == 1, "Nothing can be learnt from equal rewards."
     assert "0.00 of 64 rollouts; by prompt 0/8 0/8 0/8 0/8" in found["pass rate"] and "easier" in found["pass rate"]
-    assert "with a gradient" not in found["cost"]  # 64 failures do not determine any pass rate
+    assert "(0% of them with a gradient)" in found["cost"]
     share = int(found["truncated"].split("%")[0])
     assert share > 50 and "Raise max_completion_length (1)" in found["truncated"]
 
 
-SAMPLING = {
-    "seq-balance": {"samples_per_round": 4, "max_rounds": 3, "min_positives": 2, "min_negatives": 1},
-    "seq-pos": {"samples_per_round": 8, "max_rounds": 4, "min_positives": 1},
-    "uniform": {"num_generations": 4},
-    "uniform, resampled": {"num_generations": 4, "zero_variance_groups": "resample", "max_rounds": 3},
-}
-
-
-def enumerated(rate, size, max_rounds, is_met):
-    """Mean and mean square of a prompt's rollouts, and the probability of equal outcomes, from every sequence of rounds."""
-    moments = np.zeros(3)
-    for successes in itertools.product(range(size + 1), repeat=max_rounds):
-        probability = math.prod(math.comb(size, k) * rate**k * (1 - rate) ** (size - k) for k in successes)
-        totals = [(size * k, sum(successes[:k])) for k in range(1, max_rounds + 1)]
-        rollouts, positives = next((total for total in totals if is_met(total[1], total[0] - total[1])), totals[-1])
-        moments += probability * np.array([rollouts, rollouts**2, positives in (0, rollouts)])
-    return moments
-
-
-@pytest.mark.parametrize("mode", SAMPLING)
-def test_simulated_sampling_agrees_with_an_enumeration(mode):
-    """With so many rollouts of each prompt that its pass rate is known."""
-    rates, draws = np.array([0.05, 0.5, 0.9]), np.full(3, 10**7)
-    options = SAMPLING[mode] | {"adaptive_sampling": mode.split(",")[0]}
-    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, per_device_train_batch_size=16, **options)
-    successes, outcomes = np.rint(rates * draws), np.array([1.0, 0.0])
-    counts_PK = np.stack([successes, draws - successes], axis=1)
-    with_gradient, rollouts = expected_sampling(args, counts_PK, outcomes, outcomes)
-    positives, negatives = options.get("min_positives", 0), options.get("min_negatives", 0)
-    size, rounds = options.get("samples_per_round", 4), 1 if "uniform" in mode else options["max_rounds"]
-    mean, square, lost = np.mean(
-        [enumerated(rate, size, rounds, lambda k, m: k >= positives and m >= negatives) for rate in rates], axis=0
-    )
-    prompts = 1.0
-    if "resampled" in mode:  # of three prompts
-        prompts, lost = 1 + lost + lost**2, lost**3
-    assert with_gradient == pytest.approx(1 - lost, abs=5 * 0.5 / math.sqrt(SIMULATED_GROUPS))
-    assert rollouts == pytest.approx(
-        mean * prompts, abs=5 * math.sqrt(square - mean**2 + 1) / math.sqrt(SIMULATED_GROUPS)
-    )
-
-
 @pytest.mark.parametrize("groups", ["keep", "resample"])
-def test_groups_of_graded_rewards_have_a_gradient_where_their_rewards_differ(groups):
-    """On whichever side of the threshold they are. Four rewards of 9 values are hardly ever equal."""
-    options = {"adaptive_sampling": "uniform", "per_device_train_batch_size": 8, "zero_variance_groups": groups}
-    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, **options)
-    grades = np.random.default_rng(0).integers(0, 9, (8, 8)) / 10
-    cost = step_cost(args, Sample(grades[..., None], grades, grades, 4.0, 7.0, 0.0, 1.0, 0.0), 1.0).found
-    found, rollouts = map(int, re.search(r"\((\d+)% of them with a gradient\): (\d+) rollouts", cost).groups())
-    assert found >= 95 and rollouts == 8, cost
+def test_the_cost_is_that_of_the_first_step(groups, task, capsys, monkeypatch):
+    """Without it, a step of prompts that are all solved, or all unsolved, would have another cost than the run."""
+    logged, log = [], AdaGRPOTrainer.log
+    monkeypatch.setattr(AdaGRPOTrainer, "log", lambda self, logs, *rest: (log(self, logs, *rest), logged.append(logs)))
+    found, _ = checked(capsys, *words(task, f"--zero_variance_groups={groups}"))
+    (logs,) = (logs for logs in logged if "grad_norm" in logs)
+    prompts = logs["ada/prompts/sampled"] if groups == "resample" else 4
+    rollouts, tokens = map(int, re.search(r"\): (\d+) rollouts, (\d+) tokens", found["cost"]).groups())
+    assert rollouts == round(logs["ada/samples_per_prompt/mean"] * prompts) and tokens == logs["ada/tokens/generated"]
+    assert f"({1 - logs['ada/frac_zero_advantage_groups']:.0%} of them with a gradient)" in found["cost"]
 
 
 MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
@@ -215,19 +172,36 @@ MANY_POINTS = [0.5, *(2 + i % 9 for i in range(63))]  # all but one above 1
     ],
 )
 def test_advice_on_pass_rates(rewards, threshold, advice):
-    rewards = np.array([rewards], dtype=float)
-    sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, positive_threshold=threshold)
-    found = difficulty(args, sample)
+    found = difficulty(args, Rollouts.of([rewards], threshold=threshold))
     assert advice in found.advice
-    assert found.is_fatal == (rewards.min() == rewards.max())
+    assert found.is_fatal == (min(rewards) == max(rewards))
+
+
+LEVELS = [[level + success for success in (0, 0, 1, 0)] for level in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "rewards", "found", "advice"),
+    [
+        ("batch", [[0, 1, 0, 0], [1, 1, 0, 1]] * 4, "differences within and between prompts are similar", None),
+        ("batch", LEVELS, "their level differs by prompt", "baseline='batch' learns next to nothing.*baseline='pool'"),
+        ("pool", LEVELS, "their level differs by prompt", None),
+        ("batch", [[-0.1, -0.2, -0.1, 0.0]] * 15 + [[-0.1, -0.3, -100, 0]], "a few are far below all", "Rare rewards"),
+        ("batch", [[math.nan] * 4] * 8, "unknown, nothing was scored", None),
+    ],
+)
+def test_rewards_are_compared_across_prompts(baseline, rewards, found, advice):
+    finding = across_prompts(
+        AdaGRPOConfig("unused", baseline=baseline, bf16=False, use_cpu=True), Rollouts.of(rewards)
+    )
+    assert found in finding.found
+    assert re.search(advice, finding.advice) if advice else not finding.advice
 
 
 def test_nothing_is_advised_to_a_run_with_retries():
-    rewards = np.array([[0.0, 1.0] * 4])
     args = AdaGRPOConfig("unused", use_cpu=True, bf16=False, baseline="batch", retries=2)
-    sample = Sample(rewards[..., None], rewards, rewards, 4.0, 7.0, 0.0, 1.0, 0.0)
-    assert not difficulty(args, sample).advice
+    assert not difficulty(args, Rollouts.of([[0, 1] * 4])).advice
 
 
 def test_a_run_without_scores_exits_with_code_1(task, capsys):
@@ -260,6 +234,13 @@ def test_invalid_options_are_reported_as_by_train(task, capsys):
         with pytest.raises(SystemExit) as ended:
             start("check", words(task, more))
         assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_start_line_is_that_of_the_run(task, capsys):
+    """With its steps, although the check makes one."""
+    start("check", words(task, "--num_train_epochs=3", "--save_strategy=steps", "--save_steps=100"))
+    assert "; 12 steps, 2.82 passes" in (text := capsys.readouterr().out), text
+    assert "the run ends before" in text and "save_steps=100" in text
 
 
 def test_existing_files_of_a_run_are_not_changed(task, tmp_path, capsys):

@@ -19,7 +19,8 @@ def rollouts_of(*pools, success=None, rewards=None, threshold=0.7):
         pools (`Sequence[float]`):
             Total rewards of each prompt.
         success (`list[Sequence[float]]`, *optional*), rewards (`np.ndarray`, *optional*):
-            Success rewards of each prompt, and rewards of all rollouts by function, if these are not the total rewards.
+            Success rewards of each prompt, and rewards of all rollouts by function, if these are not the total
+            rewards.
     """
     sizes = [len(pool) for pool in pools]
     total = np.concatenate([np.asarray(pool, dtype=float) for pool in pools])
@@ -42,7 +43,10 @@ def by_prompt(rollouts, values_N):
 
 
 def sample_in_rounds(slots, sample_round):
-    """Sample slots with a barrier; `sample_round` takes pairs of a slot and a first draw, and returns rewards `(M,)` of each."""
+    """
+    Sample slots with a barrier; `sample_round` takes pairs of a slot and a first draw, and returns rewards `(M,)` of
+    each.
+    """
     requests = []
 
     def collect():
@@ -67,9 +71,11 @@ def sample_binary(pass_rates, *, min_positives, min_negatives=0, samples_per_rou
 
 def assert_mean(samples, expected, scale=None):
     """
-    Assert that the mean of `samples` is within five standard errors of `expected`, and that these are small against `scale`.
+    Assert that the mean of `samples` is within five standard errors of `expected`, and that these are small against
+    `scale`.
 
-    Seeds are fixed, so that the tests are deterministic; a wrong formula of a relevant size is dozens of standard errors away.
+    Seeds are fixed, so that the tests are deterministic; a wrong formula of a relevant size is dozens of standard
+    errors away.
     """
     samples = np.asarray(samples, dtype=float)
     tolerance = 5 * samples.std(ddof=1) / math.sqrt(len(samples))

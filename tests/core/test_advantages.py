@@ -1,4 +1,7 @@
-"""Advantages: the paper's by hand and in expectation; the batch baseline's unbiased for any rewards, by exact enumeration."""
+"""
+Advantages: the paper's by hand and in expectation; the batch baseline's unbiased for any rewards, by exact
+enumeration.
+"""
 
 import itertools
 import math
@@ -103,8 +106,8 @@ def test_the_weight_is_the_derivative_of_the_power_objective(weighting, alpha, p
 @pytest.mark.parametrize("p", [0.3, 0.5, 0.8])
 def test_the_paper_form_has_the_documented_effective_weight(p):
     """
-    Of the gradient of a Bernoulli policy, p = σ(θ): the score of a positive is 1 − p, that of a negative −p, and ∇p = p(1 − p).
-    With 512 rollouts per pool, E[p̂] = p exactly and there are always n/2 of both kinds.
+    Of the gradient of a Bernoulli policy, p = σ(θ): the score of a positive is 1 − p, that of a negative −p, and ∇p =
+    p(1 − p). With 512 rollouts per pool, E[p̂] = p exactly and there are always n/2 of both kinds.
     """
     prompts, options = 500, {"samples_per_round": 512, "max_rounds": 1, "seed": 1}
     rollouts = sample_binary(np.full(prompts, p), min_positives=0, **options)

@@ -119,7 +119,8 @@ def test_the_variance_rule_has_the_least_variance_of_the_log_objective():
     assert least == pytest.approx(17.9, abs=0.05)
     assert log_objective_variance(pass_rates, budgets("power", epsilon=1e-9)) == pytest.approx(19.4, abs=0.05)
     assert log_objective_variance(pass_rates, budgets("variance")) == pytest.approx(18.2, abs=0.05)  # ε = 0.01
-    # With its advantages it is the log objective: without a weight and divided by σ, N_x rollouts count N_x ∇p / σ ∝ ∇p / p.
+    # With its advantages it is the log objective: without a weight and divided by σ, N_x rollouts count N_x ∇p / σ ∝
+    # ∇p / p.
     weights = variance / np.sqrt(pass_rates * (1 - pass_rates)) * pass_rates
     assert weights == pytest.approx(np.full(64, weights.mean()), rel=1e-3)
 

@@ -1,4 +1,6 @@
-"""Successive elimination: which prompts stay active, and the same rollouts without a barrier in any order of arrival."""
+"""
+Successive elimination: which prompts stay active, and the same rollouts without a barrier in any order of arrival.
+"""
 
 import heapq
 import math
@@ -199,7 +201,10 @@ def test_same_rollouts_as_in_rounds_in_any_order_of_arrival(options):
 
 
 def test_a_slow_request_does_not_delay_other_prompts():
-    """Three prompts that need all rounds, each with one slow request in another round: with a barrier they would take 300."""
+    """
+    Three prompts that need all rounds, each with one slow request in another round: with a barrier they would take
+    300.
+    """
 
     def duration(prompt, k):
         return 100.0 if (prompt, k) in {(0, 0), (10, 1), (20, 2)} else 1.0

@@ -81,8 +81,8 @@ def test_a_step_without_scored_rollouts_changes_nothing():
 )
 def test_counts_are_unbiased_under_early_stopping(decay, rule, known):
     """
-    Wald's identity: E[positives] = p · E[rollouts] for any stopping rule, so also for discounted sums of them. The mean
-    of the pool means is off by a third or more at p = 0.05 (0.077 for pos, 0.067 for balance).
+    Wald's identity: E[positives] = p · E[rollouts] for any stopping rule, so also for discounted sums of them. The
+    mean of the pool means is off by a third or more at p = 0.05 (0.077 for pos, 0.067 for balance).
     """
     p, prompts = 0.05, 2000
     estimator, keys, pool_means = EMAPassRate(decay=decay), [str(i) for i in range(prompts)], []
@@ -108,7 +108,9 @@ def test_the_brier_score_is_the_mean_over_rollouts():
 
 
 def test_the_brier_score_is_comparable_under_early_stopping():
-    """Per rollout p(1 − p) + (p̂ − p)² in expectation, weighted by rollouts, although the sampling was stopped early."""
+    """
+    Per rollout p(1 − p) + (p̂ − p)² in expectation, weighted by rollouts, although the sampling was stopped early.
+    """
     p, prediction = 0.1, 0.3
     excess = []
     for seed in range(400):

@@ -253,7 +253,8 @@ def difficulty(ids):
 def test_it_learns_a_difficulty_and_has_30_percent_less_error_than_the_batch_mean(build, num_prompts):
     """
     Online with 4 rollouts for each of 1600 prompts, then on fresh prompts and fresh rollouts. At the usual scale of
-    initial weights the last hidden state still contains the last token, and 76 % of the constant's error can be avoided.
+    initial weights the last hidden state still contains the last token, and 76 % of the constant's error can be
+    avoided.
     """
     model = build(scale=0.02)
     generator = torch.Generator().manual_seed(1)

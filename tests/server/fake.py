@@ -94,10 +94,10 @@ class FakeServer:
     """
     Serves on a free port of this machine while the context is open.
 
-    It is started from `model` (by default the tiny one that these tests train), loads the weights that it is sent, and computes
-    the log-probabilities of prompts from them. Functions of the tests may respond instead: `behave` to requests for
-    completions, and before the default response, if they return one, `control` to other POST requests, `render` to images,
-    `check_weights` to the weight check, and `read` to GET requests.
+    It is started from `model` (by default the tiny one that these tests train), loads the weights that it is sent, and
+    computes the log-probabilities of prompts from them. Functions of the tests may respond instead: `behave` to
+    requests for completions, and before the default response, if they return one, `control` to other POST requests,
+    `render` to images, `check_weights` to the weight check, and `read` to GET requests.
     """
 
     behave: Callable[[Call], Awaitable[web.StreamResponse]] = half_right

@@ -1,4 +1,6 @@
-"""Generation one step ahead: when rollouts are requested, from which weights, and what is left when a run ends early."""
+"""
+Generation one step ahead: when rollouts are requested, from which weights, and what is left when a run ends early.
+"""
 
 import asyncio
 import json

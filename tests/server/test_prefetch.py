@@ -20,7 +20,9 @@ OTHER_ROWS = tokens("7+8=", "7+8=")
 
 
 async def numbered(call):
-    """Each completion names its prompt's first digit, its position among the prompt's copies, and the request's round."""
+    """
+    Each completion names its prompt's first digit, its position among the prompt's copies, and the request's round.
+    """
     return answer(call, [f"{call.prompt[0]}{copy}{call.round}" for copy in range(call.n)])
 
 

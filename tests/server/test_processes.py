@@ -75,8 +75,9 @@ ONE_COMPLETION = BATCH | {"adaptive_sampling": "uniform"}
 EST_EMA = {"adaptive_sampling": "est", "pass_rate_estimator": "ema"}
 EST_VALUE = {"adaptive_sampling": "est", "pass_rate_estimator": "value"}
 SHORT = ROUNDS | {"vllm_request_timeout": 5.0}
-# Behaviour of the server, rows of all ranks together, options. With 4 rollouts per prompt: complete groups on 2 ranks, groups that
-# span ranks, a rank without a prompt; with 12 rows, prompts do not divide evenly for the value head's forward passes.
+# Behaviour of the server, rows of all ranks together, options. With 4 rollouts per prompt: complete groups on 2 ranks,
+# groups that span ranks, a rank without a prompt; with 12 rows, prompts do not divide evenly for the value head's
+# forward passes.
 SAME = {
     "whole": (uneven, 16, ROUNDS),
     "spanning": (uneven, 12, ROUNDS),

@@ -1,4 +1,6 @@
-"""Runs against a real vLLM server on the CPU: recipes, `check`, several ranks, a restart, and a run that is terminated."""
+"""
+Runs against a real vLLM server on the CPU: recipes, `check`, several ranks, a restart, and a run that is terminated.
+"""
 
 import json
 from contextlib import ExitStack

@@ -1,4 +1,7 @@
-"""Requests: any number in flight, retried if they may succeed, else one error on time that says why and leaves nothing behind."""
+"""
+Requests: any number in flight, retried if they may succeed, else one error on time that says why and leaves nothing
+behind.
+"""
 
 import asyncio
 import itertools

@@ -1,4 +1,7 @@
-"""Threads, event loops, open files and directories: a trainer with a server releases all of them (see `nothing_left`, too)."""
+"""
+Threads, event loops, open files and directories: a trainer with a server releases all of them (see `nothing_left`,
+too).
+"""
 
 import gc
 import os

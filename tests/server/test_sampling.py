@@ -30,7 +30,10 @@ def scripted(**texts):
 
 
 def test_a_step_line_by_line(tmp_path, no_speculation):
-    """The same script as the synchronous sampler's test: which prompts are sampled again, and the advantages of the batch."""
+    """
+    The same script as the synchronous sampler's test: which prompts are sampled again, and the advantages of the
+    batch.
+    """
     texts = {
         "1+2=": [RIGHT, WRONG, RIGHT, WRONG],
         "31+4=": [WRONG] * 4 + [RIGHT, RIGHT, WRONG, WRONG],

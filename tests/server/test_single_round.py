@@ -22,14 +22,15 @@ def test_est_requests_as_many_completions_of_each_prompt_as_its_budget(estimator
     assert len(steps) == 8
     for sizes, logs in zip(steps, logs_of(trainer), strict=True):
         assert sum(sizes) == 16
-        assert min(sizes) == logs["ada/samples_per_prompt/min"]
         assert max(sizes) == logs["ada/samples_per_prompt/max"]
         assert logs["ada/samples_per_prompt/mean"] == 4
     assert any(len(set(sizes)) > 1 for sizes in steps)
 
 
 def test_dynamic_sampling_replaces_a_prompt_while_others_are_in_flight(tmp_path):
-    """Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits."""
+    """
+    Two slots and four prompts: the first slot samples two prompts with zero variance while the second still waits.
+    """
     first, slow, replacement, _ = PROMPTS
     finished = []
 

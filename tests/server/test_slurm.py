@@ -1,4 +1,6 @@
-"""recipes/slurm/train.sbatch, rehearsed: two "nodes" on this machine train, and a scripted server stands for the third."""
+"""
+recipes/slurm/train.sbatch, rehearsed: two "nodes" on this machine train, and a scripted server stands for the third.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Verification of weights of a scripted server or engine: rollouts of other weights are never trained on without an error."""
+"""
+Verification of weights of a scripted server or engine: rollouts of other weights are never trained on without an
+error.
+"""
 
 import os
 from contextlib import nullcontext
@@ -75,7 +78,9 @@ def test_a_server_that_is_restarted_between_steps_gets_the_weights_again(mode, t
 @MODES
 @pytest.mark.parametrize("moment", ["micro-step", "evaluation"])
 def test_a_server_that_is_restarted_within_a_step_stops_the_run(moment, mode, tmp_path):
-    """An evaluation, or the micro-step before, has pushed the weights of this step already, but to the instance before."""
+    """
+    An evaluation, or the micro-step before, has pushed the weights of this step already, but to the instance before.
+    """
     options = {"max_steps": 3, "gradient_accumulation_steps": 2, "steps_per_generation": 1, **mode}
     if moment == "evaluation":
         options |= {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 16}
@@ -247,7 +252,10 @@ def test_the_best_model_is_evaluated_with_its_own_weights(tmp_path):
 
 
 class ScriptedEngine:
-    """Logs its calls. Rounds 0 and 1 of a step are all wrong, later ones half right. Log-probabilities are those of its weights."""
+    """
+    Logs its calls. Rounds 0 and 1 of a step are all wrong, later ones half right. Log-probabilities are those of its
+    weights.
+    """
 
     loads_weights = True
     model_config = SimpleNamespace(dtype=torch.float32, quantization=None)
@@ -302,7 +310,9 @@ class ScriptedEngine:
 
 @pytest.fixture(autouse=True)
 def environment():
-    """TRL sets RANK, WORLD_SIZE and the like for the engine; processes that later tests start must not inherit them."""
+    """
+    TRL sets RANK, WORLD_SIZE and the like for the engine; processes that later tests start must not inherit them.
+    """
     with mock.patch.dict(os.environ):
         yield
 
@@ -346,7 +356,9 @@ WEIGHTS_OF_ENGINE = (
     ("sleep", "mode"), [(True, UNIFORM), (True, {}), (False, {})], ids=["uniform", "seq", "without sleep"]
 )
 def test_rollouts_of_weights_that_never_arrived_are_not_trained_on(sleep, mode, build_colocated, monkeypatch):
-    """An engine that has slept has no weights at all; another one has those it was started from, until they are trained."""
+    """
+    An engine that has slept has no weights at all; another one has those it was started from, until they are trained.
+    """
     monkeypatch.setattr(ScriptedEngine, "loads_weights", False)
     trainer = build_colocated(sleep, learning_rate=0.05, max_steps=4, **mode)
     with fails(WEIGHTS_OF_ENGINE):

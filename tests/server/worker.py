@@ -1,4 +1,6 @@
-"""One of several processes that train against servers, run after run; writes the outcomes to `<output_dir>/rank<i>.json`."""
+"""
+One of several processes that train against servers, run after run; writes the outcomes to `<output_dir>/rank<i>.json`.
+"""
 
 import gc
 import json
@@ -33,8 +35,8 @@ def is_right(completions, **kwargs):
 
 def run(output_dir: str, options: dict) -> dict:
     """
-    One training. `options` are the server's `url`, fields of the configuration, the rank that fails, and with `feature`
-    conversations with tools or images.
+    One training. `options` are the server's `url`, fields of the configuration, the rank that fails, and with
+    `feature` conversations with tools or images.
     """
     options = dict(options)
     server, failing_rank = SimpleNamespace(url=options.pop("url")), options.pop("failing_rank", None)

@@ -463,3 +463,10 @@ def test_options_set_before_a_training_are_checked(tmp_path):
         ):
             set_options(trainer.args, {"baseline": "batch"}) and trainer.train()
     set_options(trainer.args, {"num_generations": 4}) and trainer.train()
+
+
+def test_an_option_that_trl_reads_at_construction_does_not_change_the_weights_of_prompts(tmp_path):
+    trainer = build_trainer(tmp_path)
+    set_options(trainer.args, {"scale_rewards": "group"})
+    trainer.train()
+    assert (trainer.scale_rewards, trainer.mode.prompt_weighting) == ("none", "inverse_sqrt")
