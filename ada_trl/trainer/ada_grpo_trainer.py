@@ -194,7 +194,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         )
-        with engine:
+        # TRL does not know ranks; its advantages are replaced.
+        known = {"scale_rewards": "none"} if args.scale_rewards == "rank" else {}
+        with engine, trl_private.override_attributes(args, **known):
             super().__init__(
                 model,
                 reward_funcs,
@@ -326,7 +328,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.mode.baseline == "batch":
-            return batch_advantages(rollouts, scale=scale)
+            return batch_advantages(rollouts, scale="rank" if self.args.scale_rewards == "rank" else "none")
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.mode.prompt_weighting, scale=scale)
