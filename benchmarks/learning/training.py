@@ -121,7 +121,6 @@ def train_once(
     eval_every: int,
     task: Task,
     start: dict | None = None,
-    trainer_class: Callable[..., AdaGRPOTrainer] = AdaGRPOTrainer,
 ) -> dict:
     """
     Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one generation
@@ -140,7 +139,7 @@ def train_once(
             seed=run.seed,
             **{"per_device_train_batch_size": prompts_per_step * options.get("num_generations", 1)} | options,
         )
-        trainer = trainer_class(
+        trainer = AdaGRPOTrainer(
             model,
             task.reward,
             args,

@@ -6,32 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ada_trl.core import Rollouts, batch_advantages
 from benchmarks import graded, names
-from benchmarks.common import BINARY, load_rows
+from benchmarks.common import load_rows
 from benchmarks.learning import graded_rewards, small_models
 from benchmarks.learning.training import Run
 from benchmarks.tests.test_training import task_dir  # noqa: F401
-
-
-def rollouts(rewards) -> Rollouts:
-    return Rollouts.score([np.array([[reward]]) for reward in rewards], BINARY)
-
-
-def test_win_rates_compare_each_pair():
-    rng = np.random.default_rng(0)
-    rewards = np.append(rng.integers(0, 6, 30) / 3, [np.nan, 1e30, -1e30])
-    scored = rewards[~np.isnan(rewards)]
-    expected = [0 if np.isnan(one) else sum(np.sign(one - scored)) / (len(scored) - 1) for one in rewards]
-    assert graded_rewards.win_rates(rollouts(rewards)) == pytest.approx(expected, abs=1e-12)
-    assert graded_rewards.win_rates(rollouts([0.1 + 0.2, 0.3])).tolist() == [0, 0], "equal in float32"
-    assert graded_rewards.win_rates(rollouts([1.0])).tolist() == [0]
-
-
-@pytest.mark.parametrize("positives", [0, 1, 5, 9])
-def test_win_rates_of_binary_rewards_are_the_batch_baseline(positives):
-    binary = rollouts([1.0] * positives + [0.0] * (9 - positives))
-    assert graded_rewards.win_rates(binary) == pytest.approx(batch_advantages(binary), abs=1e-15)
 
 
 def test_rewards_by_hand():
