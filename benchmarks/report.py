@@ -69,7 +69,7 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
     rows = []
     for name, found in sets.items():
         for method in found.runs:
-            row = {"Set": "", "Method": method, "Seeds": found.num_seeds(method)}
+            row = {"Set": "", "Method": f"{method} ({found.num_seeds(method)} seeds)"}
             if method == found.reference:
                 start = ", ".join(f"{found.before_training(column):.3f}" for column in BEFORE.values())
                 row["Set"] = f"{OTHER_SETS[name]} (before training: {start})"
