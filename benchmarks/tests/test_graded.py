@@ -132,6 +132,14 @@ def test_win_rates_replace_scaled_rewards_by_the_rule(gains, replace):
     )
 
 
+def test_differences_below_the_resolution_are_none():
+    rows = stored({})
+    for row in rows:
+        if row["prompt_set"] == "hard-length" and row["step"]:
+            row["accuracy"] = 1e-14 * (0.5 if row["method"] == names.WIN_RATES else 1.0 + 0.01 * row["seed"])
+    assert graded.decision(graded.complete(pd.DataFrame(rows))) == "win rates become"
+
+
 def test_the_pooled_difference_has_a_say():
     """A loss that is not significant with the three seeds of any set, because they vary, is so over all pairs."""
     sets = [name for kind in graded.SAME_MEANING for name in graded.SETS[kind]]
