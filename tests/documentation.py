@@ -97,7 +97,9 @@ def anchors(page: Path) -> set[str]:
 
 
 def field_tables() -> str:
-    """The table of docs/settings.md: name, default and meaning of every option that `AdaGRPOConfig` adds or changes."""
+    """
+    The table of docs/settings.md: name, default and meaning of every option that `AdaGRPOConfig` adds or changes.
+    """
     rows = []
     for name in AdaGRPOConfig.__annotations__:
         parameter = AdaGRPOConfig.__dataclass_fields__[name]
