@@ -8,7 +8,7 @@ so that no sentence is stronger than its test.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -37,7 +37,7 @@ class Interval(NamedTuple):
             return NO_VALUE
         mean = round(self.mean, digits) + 0.0  # no "-0.000"
         text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
-        return text if math.isnan(self.half) else f"{text} ± {self.half:.{digits}f}"
+        return text if math.isnan(self.half) else f"{text}±{self.half:.{digits}f}"
 
 
 @functools.cache
@@ -91,6 +91,25 @@ def paired_difference(
     """Mean difference over the common seeds, which share the order of the prompts."""
     common = sorted(values.keys() & reference.keys())
     return interval([values[seed] - reference[seed] for seed in common], earlier_looks)
+
+
+def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
+    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests; 1 if all are equal."""
+    differences = [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
+    return float(stats.ttest_1samp(differences, 0).pvalue) if any(differences) else 1.0
+
+
+def holm(p_values: Mapping[Any, float]) -> list:
+    """
+    The tests that are significant after Holm's correction: in the order of their p-values, up to the first one that is above
+    `ERROR` divided by the number of tests that are left.
+    """
+    rejected = []
+    for test in sorted(p_values, key=lambda test: p_values[test]):
+        if p_values[test] > ERROR / (len(p_values) - len(rejected)):
+            break
+        rejected.append(test)
+    return rejected
 
 
 def comparison(difference: Interval, words: tuple[str, str, str] = (BETTER, SAME, WORSE)) -> str:

@@ -95,7 +95,7 @@ def check_requirements(training_args: "AdaGRPOConfig") -> None:
     if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
         raise UserError(
             "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. "
-            "With vllm_mode='server' also start a server; docs/vllm.md lists its flags."
+            "With vllm_mode='server' also start a server; docs/running.md has its flags."
         )
     trackers = get_available_reporting_integrations()
     # Not all that transformers has are in this list.

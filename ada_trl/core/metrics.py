@@ -1,4 +1,4 @@
-"""Metrics of rollouts, groups and completions; docs/metrics.md lists the names under which they are logged."""
+"""Metrics of rollouts, groups and completions; docs/reference.md lists the names under which they are logged."""
 
 import math
 from collections.abc import Sequence

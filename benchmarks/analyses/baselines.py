@@ -94,7 +94,7 @@ def table() -> str:
     columns = {"Rollouts for equal noise": lambda name: name}
     for p in TABLE_RATES:
         columns[f"p = {p}"] = lambda name, p=p: f"{rollouts_for_equal_noise(name, np.array([p])).item():.2f}"
-    return markdown(list(BASELINES), columns)
+    return markdown([REFERENCE, *BATCH], columns)
 
 
 def uniform_batch(baseline: Baseline) -> float:

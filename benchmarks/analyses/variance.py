@@ -5,7 +5,7 @@ The policy is a softmax over four answers, one of which is correct. Given the nu
 `ada_trl.core` determines the selection and every advantage; which incorrect answer a negative rollout has is
 independent of that. So the expectation over all pools (`pool_distribution`) and the law of total variance give the
 estimator's mean and covariance without sampling. `python -m benchmarks.analyses.variance` writes
-`docs/figures/variance.png` and its table into `docs/reproducing_the_paper.md`.
+`docs/figures/variance.png` and its table into `benchmarks/README.md`.
 """
 
 from dataclasses import dataclass, field
@@ -170,8 +170,8 @@ def exponent(name: str) -> float:
 
 
 def table() -> str:
-    columns = {"Effective weight / noise at equal cost": lambda name: name}
-    columns |= {f"p = {p}": lambda name, p=p: "{:.2f} / {:.1f}".format(*gradient(name, p)) for p in TABLE_RATES}
+    columns = {"Effective weight, noise at equal cost": lambda name: name}
+    columns |= {f"p = {p}": lambda name, p=p: "{:.2f}, {:.1f}".format(*gradient(name, p)) for p in TABLE_RATES}
     columns["weight ∝ p^"] = lambda name: f"{exponent(name):.2f}"
     return markdown(list(ESTIMATORS), columns)
 

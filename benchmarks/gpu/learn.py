@@ -1,4 +1,4 @@
-"""The runs of the plans (docs/benchmarks.md) that are missing, several at a time on one GPU."""
+"""The runs of the plans (benchmarks/README.md) that are missing, several at a time on one GPU."""
 
 import os
 import time

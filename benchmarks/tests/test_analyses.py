@@ -138,20 +138,20 @@ def test_noise_of_baselines_agrees_with_listing_all_rewards():
 @pytest.mark.parametrize(
     ("page", "marker", "text"),
     [
-        (common.DOCUMENT, "signal-loss", signal_loss.table),
-        (common.DOCUMENT, "variance", variance.table),
+        (common.ARCHIVE, "signal-loss", signal_loss.table),
+        (common.ARCHIVE, "variance", variance.table),
         (baselines.DOCUMENT, "baselines", lambda: f"{baselines.table()}\n\n{baselines.sentences()}"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_documents_show_the_closed_forms(page, marker, text):
-    assert f"<!-- {marker} -->\n{text()}\n<!-- end -->" in page.read_text()
+    assert f"<!-- {marker} -->\n{common.wrapped(text())}\n<!-- end -->" in page.read_text(encoding="utf-8")
 
 
 def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
-    document = tmp_path / "reproducing_the_paper.md"
+    document = tmp_path / "README.md"
     document.write_text("<!-- a -->\nold\n<!-- end -->\n\n<!-- b -->\n<!-- end -->\n")
-    monkeypatch.setattr(common, "DOCUMENT", document)
+    monkeypatch.setattr(common, "ARCHIVE", document)
     common.fill("a", "new")
     common.fill("b", r"a \1 table")
     assert document.read_text() == "<!-- a -->\nnew\n<!-- end -->\n\n<!-- b -->\na \\1 table\n<!-- end -->\n"

@@ -105,7 +105,7 @@ def test_a_method_that_is_significantly_worse_on_one_set_is_not_recommended():
 def test_win_rates_replace_scaled_rewards_by_the_rule(gains, replace):
     text = graded.block(pd.DataFrame(stored(gains)))
     assert f"- By the rule, win rates {'become' if replace else 'do not become'} a value of `scale_rewards`." in text
-    assert "| fraction of right digits | hard (0.100) | 0.300 | 0.301 (+0.001 ± 0.00" in text
+    assert "| fraction of right digits | hard (0.100) | 0.300 | 0.301 (+0.001±0.00" in text
 
 
 def test_the_pooled_difference_has_a_say():

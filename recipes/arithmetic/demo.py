@@ -92,7 +92,7 @@ def table(results: list[dict]) -> str:
         "Accuracy before",
         "Accuracy after",
         "Groups without a gradient",
-        "Rollouts per prompt",
+        "Rollouts per visit of a prompt",
         "Generated tokens",
         "Training seconds",
     ]
@@ -149,6 +149,7 @@ def main() -> None:
     if importlib.util.find_spec("matplotlib") is not None:  # the extra `plots`
         logs = {result["method"]: result["log_history"] for result in results}
         figure = plotting.learning_figure(logs, {"eval_reward": "Held-out accuracy (sampled)"})
+        figure.suptitle("One seed: a demonstration, not a comparison of the methods", fontsize="medium")
         figure.savefig(args.output_dir / "curves.png", dpi=150)
         print(f"Wrote {args.output_dir / 'curves.png'}.")
 

@@ -18,7 +18,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Rollouts, Scoring
 from ada_trl.recipes.arithmetic.task import prepare
 
-from ..documentation import quick_start_scripts
+from ..documentation import quick_start_before
 from ..helpers import (
     QUICK_ARGUMENTS,
     ROOT,
@@ -48,7 +48,7 @@ def example(name: str) -> dict:
 @pytest.mark.parametrize("ours", [True, False], ids=["AdaGRPOTrainer", "the same script with TRL's names"])
 def test_quick_start(tmp_path, monkeypatch, ours):
     """The quick start trains, and so does the GRPO script that the diff of the README begins with."""
-    text = (ROOT / "examples" / "quick_start.py").read_text() if ours else quick_start_scripts()[0]
+    text = (ROOT / "examples" / "quick_start.py").read_text() if ours else quick_start_before()
     module, prefix = (ada_trl, "Ada") if ours else (trl, "")
     trainer_class, config_class = (getattr(module, f"{prefix}GRPO{name}") for name in ("Trainer", "Config"))
     sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}

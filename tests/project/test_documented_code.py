@@ -26,7 +26,12 @@ from ..documentation import command_lines
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "arithmetic" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "recipes" / "arithmetic" / "README.md",
+]
 # What is not here, and how a command or a program that needs it is recognised.
 NEEDS = {
     "an installation": r"^(make|pip|uv|git|cd|python3? -m venv|source) ",
