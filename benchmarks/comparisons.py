@@ -2,14 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
 
 from . import names
 from .common import load_rows, markdown
-from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, interval, paired_difference
+from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, interval, p_value, paired_difference
 
 
 Runs = dict[int, pd.DataFrame]  # evaluations of each run in the order of steps, by seed
@@ -50,7 +50,9 @@ ACCURACY, PASS_AT_16, SPEED = final("accuracy"), final("pass@16"), over_evaluati
 
 
 def cost_to_reach(run: pd.DataFrame, column: str, target: float) -> float:
-    """The cost at which a run first reached the accuracy `target`, linear between evaluations; infinite if it never did."""
+    """
+    The cost at which a run first reached the accuracy `target`, linear between evaluations; infinite if it never did.
+    """
     accuracy, spent = run["accuracy"].to_numpy(), run[column].to_numpy(dtype=float)
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
@@ -89,12 +91,15 @@ class Comparison:
         other = self.values(reference or self.reference, measure)
         return paired_difference(self.values(method, measure), other, self.earlier_looks)
 
-    def cell(self, method: str, measure: Measure) -> str:
+    def p_value(self, method: str, measure: Measure, reference: str | None = None) -> float:
+        return p_value(self.values(method, measure), self.values(reference or self.reference, measure))
+
+    def cell(self, method: str, measure: Measure, reference: str | None = None) -> str:
         """The mean, followed by the difference from the reference in brackets."""
         if method not in self.runs:
             return NO_VALUE
-        mean = f"{self.mean(method, measure).mean:.3f}"
-        return mean if method == self.reference else f"{mean} ({cell(self.difference(method, measure))})"
+        mean, reference = f"{self.mean(method, measure).mean:.3f}", reference or self.reference
+        return mean if method == reference else f"{mean} ({cell(self.difference(method, measure, reference))})"
 
     def words(
         self,
@@ -116,8 +121,8 @@ class Comparison:
 
     def share_of_tokens(self, method: str) -> str:
         """
-        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's tokens. For the
-        reference, which may have reached it before, a share of at most 1, without an interval.
+        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's
+        tokens. For the reference, which may have reached it before, a share of at most 1, without an interval.
         """
         shares = []
         for seed, other in self.runs[self.reference].items():
@@ -155,6 +160,7 @@ class Comparison:
         return str(len(self.runs[method]))
 
 
-def as_table(rows: Sequence[dict[str, str]]) -> str:
+def as_table(rows: Iterable[dict[str, str]]) -> str:
     """Rows of text, whose keys are the headers."""
+    rows = list(rows)
     return markdown(rows, {name: lambda row, name=name: row[name] for name in rows[0]})

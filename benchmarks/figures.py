@@ -129,24 +129,15 @@ OUTCOMES = {
     RECOMMENDED: lambda p: Outcome(*np.broadcast_arrays(0.0, 1.0, np.ones(len(p)))),
 }
 PASS_RATES = 1 / (1 + np.exp(-np.linspace(-5, 5, 201)))
-CAPTION_RATE = 0.1
 PIXELS = 830  # width of a picture in a README on GitHub
 
 
 def overview_caption(found: Comparison) -> str:
     """The figure in words."""
-    grpo, ada = (
-        Outcome(*(float(v[0]) for v in OUTCOMES[m]([CAPTION_RATE]))) for m in (names.GRPO_4, names.SMALL_ROUNDS)
-    )
-    share = found.before_training("frac_zero_variance")
+    seeds = len(found.runs[RECOMMENDED])
     return (
-        f"*Left (analytic): at a pass rate of {CAPTION_RATE:.0%}, GRPO with {grpo.rollouts:.0f} rollouts per prompt has a zero "
-        f"gradient in {grpo.zero_gradient:.0%} of the steps. Seq-balance reduces this to {ada.zero_gradient:.0%}, with "
-        f"{ada.rollouts:.0f} rollouts on average. With the batch baseline every rollout has a gradient (a noisier one for prompts "
-        "[far from the mean of the batch](docs/method.md#gradient-variance)), unless all rewards in the batch are equal. Middle "
-        "and right (measured): SmolLM2-135M-Instruct on eight [families](recipes/reasoning/README.md) of reasoning tasks, where "
-        f"{share:.0%} of GRPO's groups have zero reward variance before training. Lines are means over seeds, with a point every 25 "
-        "steps; error bars are 95% intervals after the last step, the dotted line is the model before training.*"
+        f"*Left, computed: probability that a prompt does not train the model. Middle and right, measured: short answers, "
+        f"means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; dotted: before training.*"
     )
 
 

@@ -30,7 +30,7 @@ CELLS = {(name, method) for method, own in METHODS.items() for name in own.rates
 PART_B = {
     (name, method)
     for name, method in CELLS
-    if method in (names.BATCH_SCALED, RETRIES) or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
+    if method == RETRIES or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
 }
 
 

@@ -6,24 +6,16 @@ import pandas as pd
 
 from . import names
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, per_step
-from .learning.confirmation import LOWER_RATE, PARTS, PROMPT_SET, RATE, RETRIES, SECOND_PLAN, THIRD_PLAN, Part
+from .learning.confirmation import LOWER_RATE, PARTS, RATE, RETRIES, THIRD_PLAN, Part
 from .learning.language_model import (
-    CUT_SET,
-    CUT_SIZE,
     EST_EMA,
-    LONG_SET,
     LONGER_SUFFIX,
     PAPER_SUFFIX,
-    PROMPTS_PER_STEP,
-    ROLLOUTS_PER_STEP,
-    SMALL_ROUNDS_3_PROMPTS,
 )
 from .learning.training import Run
-from .statistics import AS_FAST, FASTER, NO_VALUE, SLOWER, Interval, cell, comparison, interval
+from .statistics import AS_FAST, FASTER, SLOWER, Interval, cell, interval
 
 
-MODEL = "SmolLM2-135M-Instruct with LoRA"
-COMMAND = "benchmarks.learning.confirmation"
 RECOMMENDED = names.batch_retries(2)  # by the rule of the second plan
 SPEED_WORDS = (FASTER, AS_FAST, SLOWER)
 BEFORE = {"Accuracy": "accuracy", "pass@16": "pass@16"}
@@ -46,25 +38,25 @@ def last_step(found: Comparison, method: str) -> int:
     return int(max(run["step"].iloc[-1] for run in found.runs[method].values()))
 
 
-def plan_block(parts: Iterable[str], rows: pd.DataFrame) -> str:
+def plan_block(parts: Iterable[str], rows: pd.DataFrame, with_tables: bool = True) -> str:
     """The planned results, part by part; nothing of a part that is not finished."""
-    return "\n\n".join(_part_block(name, PARTS[name], rows) for name in parts)
+    return "\n\n".join(_part_block(name, PARTS[name], rows, with_tables) for name in parts)
 
 
-def _part_block(name: str, part: Part, rows: pd.DataFrame) -> str:
+def _part_block(name: str, part: Part, rows: pd.DataFrame, with_tables: bool) -> str:
     found = part_comparison(name, rows)
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
-    text = f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from {found.reference}.\n\n"
-    labels = {_label(method, rate): method for method, rate in part.methods}
-    commands = {}
-    for label, method in labels.items():
-        methods = " ".join(f'"{one}"' for one in dict.fromkeys((labels.get(found.reference, method), method)))
-        commands[label] = f'`python -m {COMMAND} --parts "{name}" --methods {methods}`'
+    text = (
+        f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from "
+        f"{found.reference}.\n\n"
+    )
     columns = measures(found)
-    columns["Rollouts per step"] = lambda m: f"{found.mean(m, per_step('rollouts')).mean:.0f}"
-    columns |= costs(found) | {"Command": lambda m: commands.get(m, "")}
-    return f"{text}{found.table(columns, BEFORE)}\n\n{CONCLUSIONS[name](found)}"
+    rollouts = {method: f"{found.mean(method, per_step('rollouts')).mean:.0f}" for method in found.runs}
+    if len(set(rollouts.values())) > 1:
+        columns["Rollouts per step"] = lambda method: rollouts[method]
+    table = f"{found.table(columns, BEFORE)}\n\n" if with_tables else ""
+    return f"{text}{table}{CONCLUSIONS[name](found)}"
 
 
 def _finished_runs(part: Part, rows: pd.DataFrame) -> int:
@@ -97,25 +89,6 @@ def stored_part(name: str, rows: pd.DataFrame) -> Comparison:
     found = part_comparison(name, rows)
     assert found is not None
     return found
-
-
-def costs(found: Comparison) -> dict[str, Callable[[str], str]]:
-    """Columns of a table: tokens and time."""
-    return {
-        "Tokens": lambda m: f"{found.mean(m, final('generated_tokens')).mean / 1e3:.0f}k",
-        f"Tokens to the accuracy of {found.reference}": found.share_of_tokens,
-        "Time of a run": lambda m: time_by_device(list(found.runs[m].values())),
-    }
-
-
-def time_by_device(runs: list[pd.DataFrame]) -> str:
-    """Mean time of the training steps, per device."""
-    ends = pd.DataFrame([run.iloc[-1] for run in runs])
-    texts = []
-    for device, own in ends.groupby("device"):
-        minutes = own["cpu_seconds"].mean() / 60
-        texts.append(f"CPU core {minutes:.0f} min" if device == "CPU" else f"{device} {minutes:.1f} min")
-    return ", ".join(texts)
 
 
 def _label(method: str, rate: float) -> str:
@@ -157,23 +130,22 @@ def group_size_sentences(found: Comparison) -> str:
 
 
 def paper_sentences(found: Comparison) -> str:
-    """The adaptive methods against GRPO at one rate and equal steps, and the plan's criterion for another default."""
+    """The plan's criterion for another default."""
     small, paper = names.SMALL_ROUNDS, names.HYBRID  # rounds of 4, and the paper's
-    lines = [f"- {names.short(m)}, {both(found, m)}." for m in (names.ALGORITHM_2, paper, small)]
     accuracy, diversity = (found.difference(small, measure, paper) for measure in (SPEED, PASS_AT_16))
     rollouts = found.mean(small, per_step("rollouts")).mean / found.mean(paper, per_step("rollouts")).mean
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
-    lines.append(
+    return (
         f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
         f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least -0.005), "
         f"pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
     )
-    return "\n".join(lines)
 
 
 def better_grpo(found: Comparison, measure: Measure) -> str:
-    """GRPO n=4 or n=8, whichever has the higher mean."""
-    return max((names.GRPO_4, names.GRPO_8), key=lambda method: found.mean(method, measure).mean)
+    """GRPO n=4 or n=8, whichever has the higher mean of those that were run."""
+    grpo = [method for method in (names.GRPO_4, names.GRPO_8) if method in found.runs]
+    return max(grpo, key=lambda method: found.mean(method, measure).mean)
 
 
 def recommended_retries(found: Comparison) -> int | None:
@@ -198,12 +170,10 @@ def against_better_grpo(found: Comparison, method: str) -> str:
 
 
 def retries_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's first part, and its decision."""
-    methods = [names.batch_retries(retries) for retries in (1, 2, 3)]
-    lines = [f"{method}, {against_better_grpo(found, method)}." for method in methods]
+    """The decision of the second plan's first part."""
     number = recommended_retries(found)
     decision = "no retries are" if number is None else f"{names.batch_retries(number)} is"
-    return "\n".join(f"- {line}" for line in [*lines, f"By the rule of the second plan, {decision} recommended."])
+    return f"- By the rule of the second plan, {decision} recommended."
 
 
 def differs(found: Comparison, method: str, sign: int) -> bool:
@@ -213,38 +183,30 @@ def differs(found: Comparison, method: str, sign: int) -> bool:
 
 
 def longer_answers_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's second part, its decision, and the lengths of the completions."""
+    """The decision of the second plan's second part, and the lengths of the completions."""
     is_lower = differs(found, RETRIES, -1)
     decision = (
         "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
     )
-    lines = [f"- {method}, {both(found, method)}." for method in (RETRIES, names.BATCH)]
-    lines.append(f"- By the rule of the second plan, {decision}.")
     lengths = ", ".join(
         f"{method} {found.mean(method, final('completion_tokens')).mean:.1f} "
         f"({found.mean(method, final('truncated')).mean:.1%}; {found.mean(method, final('entropy')).mean:.2f})"
         for method in found.runs
     )
-    return "\n".join(
-        [*lines, f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."]
+    return (
+        f"- By the rule of the second plan, {decision}.\n"
+        f"- Tokens per completion after the last step (truncated; entropy over all steps): {lengths}."
     )
 
 
 def passes_sentences(found: Comparison) -> str:
-    """The endpoints of the second plan's third part, and its decisions."""
-    methods = (RETRIES, names.BATCH, SMALL_ROUNDS_3_PROMPTS, EST_EMA)
-    retries = (
-        "a number of passes is named with retries"
-        if differs(found, RETRIES, -1)
-        else "no number of passes is named with retries"
-    )
+    """The decisions of the second plan's third part."""
+    retries = "a" if differs(found, RETRIES, -1) else "no"
     is_named = differs(found, EST_EMA, 1) and not differs(found, EST_EMA, -1)
-    decision = f"{retries}, and Est (EMA) is {'' if is_named else 'not '}named for several passes"
-    lines = [
-        *(f"{method}, {both(found, method)}" for method in methods),
-        f"By the rule of the second plan, {decision}",
-    ]
-    return "\n".join(f"- {line}." for line in lines)
+    return (
+        f"- By the rule of the second plan, {retries} number of passes is named with retries, and Est (EMA) is "
+        f"{'' if is_named else 'not '}named for several passes."
+    )
 
 
 def longer_run_sentences(found: Comparison) -> str:
@@ -346,134 +308,3 @@ CONCLUSIONS = {
     "longer answers, 2 retries": two_retries_sentences,
     "second model family": second_family_sentences,
 }
-
-
-# The README, docs/settings.md, docs/tuning.md
-
-CHOICES = (names.GRPO_4, names.GRPO_8, names.BATCH)
-TASKS = {PROMPT_SET: "short answers", CUT_SET: "1,024 problems with short answers", LONG_SET: "longer answers"}
-
-
-def choices(parts: Iterable[str], rows: pd.DataFrame) -> str:
-    """Results and costs of the methods to choose from, of the finished parts."""
-    lines = []
-    for name in parts:
-        found = part_comparison(name, rows)
-        if found is None:
-            continue
-        part = PARTS[name]
-        start = ", ".join(f"{found.before_training(column):.3f}" for column in BEFORE.values())
-        about = f"{TASKS[part.prompt_set]}, {part.steps} steps, {len(part.seeds)} seeds (before training: {start})"
-        # In parts without the recommended number of retries, the one that was recommended before.
-        with_retries = RECOMMENDED if RECOMMENDED in found.runs else RETRIES
-        for method in (method for method in (*CHOICES, with_retries) if method in found.runs):
-            cells = {"Accuracy": found.cell(method, ACCURACY), "pass@16": found.cell(method, PASS_AT_16)}
-            cells |= {header: show(method) for header, show in costs(found).items()}
-            lines.append({"Task": about, "Method": method} | cells)
-            about = ""  # once per task
-    return as_table(lines)
-
-
-def readme_results(rows: pd.DataFrame) -> str:
-    """Table, caption and list of the README."""
-    parts = ("confirmation", "group size", "number of retries", "longer answers", "passes over the data")
-    first, sizes, found, longer, passes = (stored_part(name, rows) for name in parts)
-    caption = (
-        f"*Equal tokens: {MODEL} after supervised training on solved problems, 64 rollouts per step at learning "
-        f"rate {rate_text(RATE)}; methods, seeds and endpoints were [fixed before the runs](docs/benchmarks.md#second-plan). n: rollouts "
-        "per prompt. Retry: an unsolved prompt is sampled again in a later step ([other numbers](docs/tuning.md#retries)). In "
-        "parentheses: accuracy and pass@16 (at least one of 16 rollouts is correct) before training, or the difference from the task's "
-        f"{found.reference}, paired by seed, with 95% interval (bold: excludes 0), not corrected for the number of comparisons. "
-        f"Tokens to the accuracy of {found.reference}: as a fraction of the tokens of the same seed's {found.reference} "
-        "([definition](docs/benchmarks.md#results-of-the-plan)), not an endpoint. Time: of the training steps. [All methods and "
-        "commands](docs/benchmarks.md#results-of-the-second-plan).*"
-    )
-    speed = sizes.words(names.BATCH_4, SPEED, names.GRPO_4, SPEED_WORDS, digits=4)
-    sentences = [
-        f"Short answers, compared with the better GRPO in each metric: {_number_of_retries(RECOMMENDED)} (recommended [by the rule of "
-        f"the plan](docs/benchmarks.md#second-plan)), {against_better_grpo(found, RECOMMENDED)}; it "
-        f"{end_of_training(found, RECOMMENDED)}.",
-        with_longer_answers(longer),
-        with_passes(passes),
-        "In the [first plan](docs/benchmarks.md#results-of-the-plan) (the same model with other supervised training and problems), "
-        f"{_number_of_retries(names.BATCH)}, {both(first, names.BATCH)}. With as many prompts as {names.GRPO_4}, the batch baseline "
-        f"{speed} in mean accuracy over the evaluations.",
-    ]
-    lines = "\n".join(f"- {sentence}" for sentence in sentences)
-    return f"{choices(SECOND_PLAN, rows)}\n\n{caption}\n\n{lines}"
-
-
-def end_of_training(found: Comparison, method: str) -> str:
-    """pass@16 after training compared with that before, in words."""
-    end, start = found.mean(method, PASS_AT_16).mean, found.before_training("pass@16")
-    side, change = "below" if end < start else "above", found.change(method, "pass@16")
-    return (
-        f"ends {side} that before training, at {end:.3f} instead of {start:.3f} ({comparison(change)} it: "
-        f"{change.text(sign=True)})"
-    )
-
-
-def _number_of_retries(method: str) -> str:
-    return method.removeprefix(f"{names.BATCH}, ") if method != names.BATCH else "no retries"
-
-
-def with_longer_answers(found: Comparison) -> str:
-    """The endpoints of the second plan's second part in one sentence."""
-    about = f"{found.mean(RETRIES, final('completion_tokens')).mean:.0f} tokens on average, {last_step(found, RETRIES)} steps"
-    return _sentence("Longer answers", about, found)
-
-
-def with_passes(found: Comparison) -> str:
-    """The endpoints of the second plan's third part in one sentence."""
-    steps = last_step(found, RETRIES)
-    visits = [prompts * steps / CUT_SIZE for prompts in (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)]
-    about = f"{steps} steps, in which {names.GRPO_4} samples each {visits[0]:.1f} times and one rollout {visits[1]:.1f} times"
-    return _sentence(f"{CUT_SIZE:,} problems with short answers", about, found)
-
-
-def _sentence(title: str, about: str, found: Comparison) -> str:
-    """Retries and one rollout against the reference, without the numbers of README's table."""
-    results = "; ".join(
-        f"{_number_of_retries(method)}, {in_short(found, method)}" for method in (RETRIES, names.BATCH)
-    )
-    if RECOMMENDED not in found.runs:
-        about += f"; {_number_of_retries(RECOMMENDED)} were not run"
-    return f"{title} ({about}): {results}."
-
-
-def in_short(found: Comparison, method: str) -> str:
-    """Accuracy and pass@16 after the last step compared with the reference, without numbers."""
-    accuracy, diversity = (comparison(found.difference(method, measure)) for measure in (ACCURACY, PASS_AT_16))
-    return f"accuracy: {accuracy} {found.reference}; pass@16: {diversity} it"
-
-
-def retries_table(first: Comparison, second: Comparison, longer: Comparison, passes: Comparison) -> str:
-    """docs/tuning.md: the gains of both plans with every number of retries, and without."""
-    columns = {
-        "Short answers": second,
-        "Short answers, first plan": first,
-        f"{CUT_SIZE:,} problems": passes,
-        f"Longer answers, {last_step(longer, RETRIES)} steps": longer,
-    }
-    rows = []
-    for retries in (0, 1, 2, 3, 7):
-        method = names.batch_retries(retries)
-        row = {"`retries`": str(retries)}
-        for title, found in columns.items():
-            gains = [cell(found.difference(method, measure)) for measure in (ACCURACY, PASS_AT_16)]
-            row[title] = " and ".join(gains) if method in found.runs else NO_VALUE
-        rows.append(row)
-    return (
-        f"{as_table(rows)}\n\n*Accuracy and pass@16 minus those of {second.reference} at equal tokens, with 95% intervals (bold: "
-        "excludes 0); [second plan](benchmarks.md#results-of-the-second-plan), if not the [first "
-        f"plan](benchmarks.md#results-of-the-plan). In this, pass@16 without retries {end_of_training(first, names.BATCH)}.*"
-    )
-
-
-def recommendation(found: Comparison) -> str:
-    """docs/settings.md: the recommended mode compared with GRPO."""
-    return (
-        f"On the language model, at equal tokens and after the last step, {against_better_grpo(found, RECOMMENDED)} "
-        "([plan](benchmarks.md#results-of-the-second-plan)). Longer answers, other numbers of retries: "
-        "[results](../README.md#results), [tuning](tuning.md#retries)."
-    )

@@ -1,13 +1,14 @@
 """
 Statistics of comparisons over seeds, and the words that a comparison allows.
 
-Every interval, bold cell and comparing sentence of the documents is made here, so that no sentence is stronger than its test.
+Every interval, bold cell and comparing sentence of the documents is made here,
+so that no sentence is stronger than its test.
 """
 
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -36,18 +37,19 @@ class Interval(NamedTuple):
             return NO_VALUE
         mean = round(self.mean, digits) + 0.0  # no "-0.000"
         text = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
-        return text if math.isnan(self.half) else f"{text} ± {self.half:.{digits}f}"
+        return text if math.isnan(self.half) else f"{text}±{self.half:.{digits}f}"
 
 
 @functools.cache
 def nominal_level(looks: tuple[int, ...]) -> float:
     """
-    Level of the single t-tests so that the type I error of several looks at growing data is `ERROR` in total (Pocock's rule).
+    Level of the single t-tests so that the type I error of several looks at growing data is `ERROR`
+    in total (Pocock's rule).
 
-    A comparison is examined with `looks[0]` seeds, and if it is not significant, again with `looks[1]` seeds, and so on. Under
-    the null hypothesis it is reported as significant if the smallest of the p-values is below the level. The level is therefore
-    the `ERROR` quantile of the smallest p-value, here over simulated normal differences. For looks at 3 and 5 seeds it is 0.028:
-    without correction the type I error would be 8.6 %.
+    A comparison is examined with `looks[0]` seeds, and if it is not significant, again with `looks[1]` seeds, and so
+    on. Under the null hypothesis it is reported as significant if the smallest of the p-values is below the level. The
+    level is therefore the `ERROR` quantile of the smallest p-value, here over simulated normal differences. For looks
+    at 3 and 5 seeds it is 0.028: without correction the type I error would be 8.6 %.
     """
     return ERROR if len(looks) == 1 else float(np.quantile(smallest_p_values(looks), ERROR))
 
@@ -72,8 +74,8 @@ def interval(values: Sequence[float], earlier_looks: tuple[int, ...] = ()) -> In
         values (`Sequence[float]`):
             One value per seed.
         earlier_looks (`tuple[int, ...]`, *optional*):
-            Numbers of seeds with which the same comparison was examined before more seeds were added. The interval is wider
-            then, see [`nominal_level`].
+            Numbers of seeds with which the same comparison was examined before more seeds were added. The interval is
+            wider then, see [`nominal_level`].
     """
     values = np.asarray(values, dtype=float)
     if len(values) < MIN_SEEDS:
@@ -89,6 +91,25 @@ def paired_difference(
     """Mean difference over the common seeds, which share the order of the prompts."""
     common = sorted(values.keys() & reference.keys())
     return interval([values[seed] - reference[seed] for seed in common], earlier_looks)
+
+
+def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
+    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests; 1 if all are equal."""
+    differences = [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
+    return float(stats.ttest_1samp(differences, 0).pvalue) if any(differences) else 1.0
+
+
+def holm(p_values: Mapping[Any, float]) -> list:
+    """
+    The tests that are significant after Holm's correction: in the order of their p-values, up to the first one that is above
+    `ERROR` divided by the number of tests that are left.
+    """
+    rejected = []
+    for test in sorted(p_values, key=lambda test: p_values[test]):
+        if p_values[test] > ERROR / (len(p_values) - len(rejected)):
+            break
+        rejected.append(test)
+    return rejected
 
 
 def comparison(difference: Interval, words: tuple[str, str, str] = (BETTER, SAME, WORSE)) -> str:

@@ -1,7 +1,7 @@
 """
 Readers of the documentation pages for the tests, and the generator of the table that comes from the code.
 
-`python -m tests.documentation` writes the options of docs/settings.md again, from `AdaGRPOConfig`.
+`python -m tests.documentation` writes the options of docs/reference.md again, from `AdaGRPOConfig`.
 """
 
 import re
@@ -18,6 +18,7 @@ PAGES = [
     README,
     ROOT / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
     *sorted((ROOT / "recipes").rglob("*.md")),
     ROOT / "examples" / "README.md",
     ROOT / "notebooks" / "README.md",
@@ -31,7 +32,7 @@ def expand(text: str) -> list[str]:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.S | re.M)
 
 
 def command_lines(text: str) -> list[str]:
@@ -46,58 +47,55 @@ def commands(page: Path) -> list[list[str]]:
     return [line.split() for line in command_lines("\n".join(blocks(page, "bash")))]
 
 
-def quick_start_scripts() -> tuple[str, str]:
-    """The script before and after the diff of the README."""
+def quick_start_diff() -> tuple[str, str]:
+    """The lines before and after the diff of the README, which are a part of the quick start."""
     (diff,) = blocks(README, "diff")
     lines = diff.splitlines()
     return tuple("".join(line[1:] + "\n" for line in lines if line[:1] != left_out) for left_out in "+-")
 
 
-def table_rows(text: str) -> list[list[str]]:
-    """The cells of all tables, without headers."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("|")
-    ]
-    headers = {i - 1 for i, row in enumerate(rows) if set("".join(row)) <= set("|-: ")}
-    return [row for i, row in enumerate(rows) if i not in headers and set("".join(row)) - set("|-: ")]
+def quick_start_before() -> str:
+    """The GRPO script that the diff of the README turns into the quick start."""
+    before, after = quick_start_diff()
+    script = (ROOT / "examples" / "quick_start.py").read_text(encoding="utf-8")
+    assert script.count(after) == 1, "The diff of the README is not one part of examples/quick_start.py."
+    return script.replace(after, before)
 
 
 def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def documented_metrics() -> dict[str, list[str]]:
-    """Return the `ada/` metrics in the tables of docs/metrics.md by section; `<k>` and `<p>` stand for numbers."""
-    sections = re.split(r"^## ", (DOCS / "metrics.md").read_text(), flags=re.M)
-    return {
-        section.splitlines()[0]: [
-            name for row in table_rows(section) for name in code(row[0]) if name.startswith("ada/")
-        ]
-        for section in sections
-    }
+def documented_metrics() -> list[str]:
+    """Return the `ada/` metrics in the lists of docs/reference.md; `<k>` and `<p>` stand for numbers."""
+    section = (DOCS / "reference.md").read_text(encoding="utf-8").split("\n## Metrics\n")[1].split("\n## ")[0]
+    items = re.findall(r"^- (.*?):", section, flags=re.M | re.S)
+    return [name for item in items for name in code(item) if name.startswith("ada/")]
 
 
 def server_metrics() -> set[str]:
-    """The metrics of docs/metrics.md that runs with a vLLM server log."""
-    names = {name for section in documented_metrics().values() for name in section}
+    """The metrics of docs/reference.md that runs with a vLLM server log."""
+    names = documented_metrics()
     others = {"ada/time/idle", "ada/time/reward_overlapped", "ada/ess_ratio", "ada/staleness"}
     return {name for name in names if name in others or name.startswith("ada/vllm/")}
 
 
 def generic(names) -> set[str]:
-    """Return the names of logged `ada/` metrics as docs/metrics.md writes them."""
+    """Return the names of logged `ada/` metrics as docs/reference.md writes them."""
     names = {re.sub(r"round_\d+$", "round_<k>", name) for name in names if name.startswith("ada/")}
     return {re.sub(r"rollouts_at_\d\.\d+$", "rollouts_at_<p>", name) for name in names}
 
 
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M)
+    headings = re.findall(
+        r"^#+ (.*)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M), flags=re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def field_tables() -> str:
-    """The table of docs/settings.md: name, default and meaning of every option that `AdaGRPOConfig` adds or changes."""
+    """The table of docs/reference.md: name, default, meaning of every option that `AdaGRPOConfig` adds or changes."""
     rows = []
     for name in AdaGRPOConfig.__annotations__:
         parameter = AdaGRPOConfig.__dataclass_fields__[name]
@@ -107,4 +105,4 @@ def field_tables() -> str:
 
 
 if __name__ == "__main__":
-    fill("fields", field_tables(), DOCS / "settings.md")
+    fill("fields", field_tables(), DOCS / "reference.md")

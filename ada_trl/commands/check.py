@@ -1,9 +1,9 @@
 """
 Make one step of a run before the run, and report what it would fail at, its rewards, and the cost of a step.
 
-`ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, evaluates it on a few
-prompts with several rollouts of each, and makes the first training step, whose update has rows of maximum length. With a
-vLLM server it compares log-probabilities. It leaves no files behind. With several processes:
+`ada-trl check --config my_run.yaml` takes the arguments of `ada-trl train`. It builds the trainer, evaluates it on a
+few prompts with several rollouts of each, and makes the first training step, whose update has rows of maximum length.
+With a vLLM server it compares log-probabilities. It leaves no files behind. With several processes:
 `accelerate launch -m ada_trl.commands.check …`.
 """
 

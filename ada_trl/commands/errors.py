@@ -11,8 +11,8 @@ class UserError(ValueError):
 
 def run(main: Callable[[list[str]], None], args: list[str], program: str) -> None:
     """
-    Run a command with its command line. A [`UserError`] is printed in one sentence, after the name `program`, and exits with
-    code 2; Ctrl-C exits with 130, as a shell reports it. With `--traceback` they are raised.
+    Run a command with its command line. A [`UserError`] is printed in one sentence, after the name `program`, and
+    exits with code 2; Ctrl-C exits with 130, as a shell reports it. With `--traceback` they are raised.
     """
     try:
         main([word for word in args if word != "--traceback"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..core import Rollouts
-from ..core.metrics import threshold_outside_reward_range
+from ..core.metrics import RewardKind, kind_of_rewards, threshold_outside_reward_range
 from ..core.pass_at_k import pass_at_k
 
 
@@ -25,9 +25,11 @@ class Finding(NamedTuple):
     is_fatal: bool = False
 
 
-def generation(rollouts: Rollouts, seconds: float, reward_seconds: float) -> Iterator[Finding]:
-    """Describe lengths and speed, from the time of generation and scoring together and of scoring alone."""
-    lengths = rollouts.length_N
+def generation(
+    args: "AdaGRPOConfig", rollouts: Rollouts, logs: Mapping[str, float], reward_seconds: float
+) -> Iterator[Finding]:
+    """Describe lengths and speed, from the log of the evaluation and the seconds of its reward functions."""
+    lengths, seconds, truncated = rollouts.length_N, logs["eval_runtime"], logs["eval_completions/clipped_ratio"]
     is_slow = seconds > 1 and reward_seconds > seconds / 2
     yield Finding(
         "generation",
@@ -35,14 +37,10 @@ def generation(rollouts: Rollouts, seconds: float, reward_seconds: float) -> Ite
         f"{lengths.sum() / max(seconds, 1e-9):.0f} tokens/s; reward functions {reward_seconds:.1f} s",
         "Reward functions take most of the time." if is_slow else "",
     )
-
-
-def truncated(args: "AdaGRPOConfig", fraction: float) -> Finding:
-    """Describe how many completions reached the maximum length."""
     advice = (
         f"Raise max_completion_length ({args.max_completion_length}): the answer of a truncated completion is cut off."
     )
-    return Finding("truncated", f"{fraction:.0%} of the completions", advice if fraction > MANY_TRUNCATED else "")
+    yield Finding("truncated", f"{truncated:.0%} of the completions", advice if truncated > MANY_TRUNCATED else "")
 
 
 def rewards(rollouts: Rollouts, names: Sequence[str]) -> Iterator[Finding]:
@@ -76,7 +74,7 @@ def difficulty(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
             f"({args.positive_threshold:g}) separates almost none of them: set it to the reward of a success, or "
             "check the difficulty of the prompts."
         )
-    elif not args.retries:
+    elif not args.retries and _kind(rollouts) == "comparable":
         once, later = (pass_at_k(rollouts.positives_P, int(rollouts.size_P[0]), k).mean() for k in (1, 3))
         advice = (
             "baseline='batch' with retries=2 samples a prompt in up to 3 steps, until one rollout is correct: this "
@@ -87,6 +85,29 @@ def difficulty(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
     found = f"{pass_rate:.2f} of {len(success_rewards)} rollouts; by prompt {per_prompt}"
     is_constant = np.nanmin(rollouts.reward_N) == np.nanmax(rollouts.reward_N)
     return Finding("pass rate", found, advice, bool(is_constant))
+
+
+def across_prompts(args: "AdaGRPOConfig", rollouts: Rollouts) -> Finding:
+    """Describe whether the rewards of different prompts can be compared, as the batch baseline does."""
+    from ..trainer.reporting import advise_on_rewards  # imports torch
+
+    kind = _kind(rollouts)
+    if kind is None:
+        return Finding("rewards across prompts", "unknown, nothing was scored")
+    found = {
+        "comparable": "differences within and between prompts are similar",
+        "outliers": "a few are far below all others",
+        "levels": "their level differs by prompt, which is for baseline='pool' only",
+        "distinct": "most are different, and few prompts have two of them",
+    }[kind]
+    return Finding("rewards across prompts", found, advise_on_rewards(kind) if args.baseline == "batch" else "")
+
+
+def _kind(rollouts: Rollouts) -> RewardKind | None:
+    has_reward_N = rollouts.has_reward_N
+    if not has_reward_N.any():
+        return None
+    return kind_of_rewards(rollouts.reward_N[has_reward_N], rollouts.prompt_N[has_reward_N])
 
 
 def step_cost(

@@ -1,4 +1,4 @@
-"""Options of `ada-trl train` and `ada-trl check`: TRL's parser with several configuration files and recipes by name."""
+"""Options of `ada-trl train` and `check`: TRL's parser with several configuration files and recipes by name."""
 
 import difflib
 import inspect
@@ -28,21 +28,24 @@ With several processes: accelerate launch -m ada_trl.commands.{command} …
 
 Options are set in YAML files or on the command line, which takes precedence; of several files the last one does.
 
-  --config FILE …         YAML files, or names of recipes: arithmetic/batch.yaml (recommended), arithmetic/seq-balance.yaml
-                          (the paper), math/batch.yaml, …
+  --config FILE …         YAML files, or names of recipes: arithmetic/batch.yaml (recommended),
+                          arithmetic/seq-balance.yaml (the paper), math/batch.yaml, …
   --help-all              list all options, with those of TRL and transformers, and their defaults
   --traceback             show where an error was raised
 
 Required, unless a file sets them:
   --model_name_or_path    directory, or name on the hub
-  --dataset_name          file (JSON, JSON Lines, Parquet, CSV), directory, or name on the hub, with a column `prompt`
+  --dataset_name          file (JSON, JSON Lines, Parquet, CSV), pattern (data/*.jsonl), directory, or name on the hub,
+                          with a column `prompt`
   --reward_funcs          dotted paths of functions, such as trl.rewards.accuracy_reward, or names of reward models
   --output_dir
 
 Adaptive sampling:
-  --baseline              batch (recommended): mean reward of all other rollouts of the batch; pool: that of the prompt's rollouts
-  --adaptive_sampling     uniform, seq-balance, seq-pos or est; by default uniform with --baseline batch, else seq-balance
-  --retries               with --baseline batch (2 is recommended): later steps in which an unsolved prompt is sampled again
+  --baseline              batch (recommended): mean reward of all other rollouts of the batch; pool: that of the prompt
+  --adaptive_sampling     uniform, seq-balance, seq-pos or est; by default uniform with --baseline batch, else
+                          seq-balance
+  --retries               with --baseline batch (2 is recommended): later steps in which an unsolved prompt is sampled
+                          again
   --num_generations       rollouts per prompt that are trained on; by default 1 with --baseline batch, else 4
   --success_reward, --positive_threshold
                           the reward function that defines a success, and the value that it must exceed
@@ -53,8 +56,8 @@ Adaptive sampling:
 
 Often set:
   --max_steps, --num_train_epochs, --learning_rate, --per_device_train_batch_size, --gradient_accumulation_steps,
-  --max_completion_length, --use_vllm, --vllm_mode, --use_peft, --eval_strategy, --save_steps, --logging_steps, --report_to,
-  --resume_from_checkpoint (a directory, or true for the last checkpoint of output_dir)
+  --max_completion_length, --use_vllm, --vllm_mode, --use_peft, --eval_strategy, --save_steps, --logging_steps,
+  --report_to, --resume_from_checkpoint (a directory, or true for the last checkpoint of output_dir)
 
 example:
   ada-trl {command} --config arithmetic/batch.yaml --max_steps 20
@@ -63,21 +66,21 @@ example:
 
 @dataclass
 class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
-    """Script arguments of `ada-trl train`: TRL's, a mixture of datasets, reward functions and a preparation of the task."""
+    """Script arguments of `ada-trl train`: TRL's, a mixture of datasets, reward functions and a preparation."""
 
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
             "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, looked up in the current "
-            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, or reward models "
-            "by name or local path."
+            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create "
+            "one, or reward models by name or local path."
         },
     )
     prepare: str | None = field(
         default=None,
         metadata={
-            "help": "Call of a function that creates the model or the dataset, if one of them is missing in its output_dir: "
-            "`my_package.prepare(output_dir='outputs/task')`."
+            "help": "Call of a function that creates the model or the dataset, if one of them is missing in its "
+            "output_dir: `my_package.prepare(output_dir='outputs/task')`."
         },
     )
 
@@ -115,7 +118,9 @@ def parse_args(
             word = words[0].partition("=")[0]
             close = difflib.get_close_matches(word, parser._option_string_actions, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            if word[2:] in trainer_arguments():
+            from ..trainer.ada_grpo_trainer import AdaGRPOTrainer  # takes seconds
+
+            if word[2:] in inspect.signature(AdaGRPOTrainer).parameters:
                 hint = ": it is an argument of AdaGRPOTrainer, for Python only"
             parser.error(f"{source}unknown option {word}{hint}. --help lists the options.")
     if not is_device_known and os.environ.get("RANK", "0") == "0":
@@ -144,16 +149,9 @@ def build_parser(command: str) -> TrlParser:
     return parser
 
 
-def trainer_arguments() -> set[str]:
-    """Names of the arguments of [`AdaGRPOTrainer`]."""
-    from ..trainer.ada_grpo_trainer import AdaGRPOTrainer  # takes seconds
-
-    return {*inspect.signature(AdaGRPOTrainer).parameters}
-
-
 def find_config(name: str) -> Path:
     """
-    Return a configuration file: a path, or the name of a recipe that comes with the package (`arithmetic/seq-balance.yaml`).
+    Return a configuration file: a path, or the name of a recipe of the package (`arithmetic/seq-balance.yaml`).
 
     Raises:
         `UserError`: if there is neither; the message contains the folder of the recipes.
@@ -195,14 +193,14 @@ def read_yaml(path: Path, parser: TrlParser) -> dict[str, Any]:
             )
         if not isinstance(node, yaml.ScalarNode) and (numbers := _numbers_read_as_text(node)):
             raise UserError(
-                f"{path}: YAML reads {numbers[0]} in {key.value} as text. Write a number with a decimal point and a signed "
-                "exponent, for example 1.0e-7, and text in quotes."
+                f"{path}: YAML reads {numbers[0]} in {key.value} as text. Write a number with a decimal point and a "
+                "signed exponent, for example 1.0e-7, and text in quotes."
             )
     return config
 
 
 def _numbers_read_as_text(node: Any) -> list[str]:
-    """Numbers such as `1e-7` in a list or mapping. A field itself is read as on the command line, so that it may be one."""
+    """Numbers such as `1e-7` in a list or mapping. A field itself may be one, because it is read as a word is."""
     if isinstance(node.value, str):
         is_text = node.tag == "tag:yaml.org,2002:str" and node.style is None
         return [node.value] if is_text and re.fullmatch(r"[+-]?\d+\.?\d*[eE][+-]?\d+", node.value) else []

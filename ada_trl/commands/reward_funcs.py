@@ -15,8 +15,8 @@ from .errors import UserError, user_errors
 
 def load_reward_funcs(names: Sequence[str] | None) -> list[Callable | str]:
     """
-    Import reward functions by dotted path or call. The name (`organization/name`) or directory of a reward model is returned as
-    it is.
+    Import reward functions by dotted path or call. The name (`organization/name`) or directory of a reward model is
+    returned as it is.
 
     Raises:
         `UserError`: for a name that leads to neither.
@@ -56,7 +56,7 @@ def _load_reward_func(name: Any) -> Callable | str:
 
 
 def _dotted_path(name: str) -> str:
-    """The dotted path that is meant by a file (`./my_rewards.py`), or by a module and a function (`my_rewards:accuracy`)."""
+    """The dotted path that is meant by a file (`./my_rewards.py`) or `my_rewards:accuracy`."""
     module, _, function = name.rpartition(":") if ":" in name else (name, "", "FUNCTION")
     return ".".join([*Path(module.removesuffix(".py")).parts, function])
 
@@ -77,13 +77,13 @@ def _import_function(path: str) -> Callable:
         return getattr(importlib.import_module(module_name), attribute)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise UserError(
-            f"Function {path!r} could not be imported: {error}. Give the dotted path of a function that is importable from "
-            f"{os.getcwd()!r}, or `organization/name` for a reward model."
+            f"Function {path!r} could not be imported: {error}. Give the dotted path of a function that is importable "
+            f"from {os.getcwd()!r}, or `organization/name` for a reward model."
         ) from error
 
 
 def read_call(text: str) -> tuple[Callable, dict[str, Any]]:
-    """Parse a call with literal keyword arguments, such as `package.get_reward(limit=5)`, into function and arguments."""
+    """Parse a call with literal keyword arguments, `package.get_reward(limit=5)`, into function and arguments."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(item.arg is None for item in call.keywords):

@@ -1,4 +1,4 @@
-"""What `train` and `check` share: reward functions, model, data, trainer, and the errors of a run that has not begun."""
+"""Parts that `train` and `check` share: reward functions, model, data and trainer, and the errors of the setup."""
 
 import importlib.util
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ def build_trainer(
     Load the dataset and the model, and build the trainer.
 
     Raises:
-        `UserError`: if the model, the dataset, its split, a reward function or a package is missing, or an option is rejected.
+        `UserError`: if the model, the dataset, its split or a reward function is missing, or an option is rejected.
     """
     from trl import get_peft_config, get_quantization_config
 
@@ -70,16 +70,14 @@ def find_checkpoint(training_args: "AdaGRPOConfig") -> str | bool | None:
     Raises:
         `UserError`: if it does not exist.
     """
-    given = training_args.resume_from_checkpoint
+    given, output_dir = training_args.resume_from_checkpoint, training_args.output_dir
     checkpoint = {"true": True, "false": None}.get(str(given).lower(), given)  # a command line has only text
-    if checkpoint is True and not any(Path(training_args.output_dir).glob("checkpoint-*")):
+    folders = [*Path(output_dir).glob("checkpoint-*")] if checkpoint is True else [Path(checkpoint or "")]
+    if checkpoint and not any((folder / "trainer_state.json").is_file() for folder in folders):
+        where = f"output_dir ({output_dir}) has no checkpoint" if checkpoint is True else "that is no checkpoint"
         raise UserError(
-            f"resume_from_checkpoint is true, but output_dir ({training_args.output_dir}) has no checkpoint. Correct output_dir, or "
-            "leave resume_from_checkpoint out."
-        )
-    if isinstance(checkpoint, str) and not Path(checkpoint, "trainer_state.json").is_file():
-        raise UserError(
-            f"resume_from_checkpoint ({checkpoint}) is not a checkpoint: it has no trainer_state.json. Correct it, or leave it out."
+            f"resume_from_checkpoint is {given}, but {where} (a folder with trainer_state.json). Correct it, or leave "
+            "resume_from_checkpoint out."
         )
     return checkpoint
 
@@ -96,15 +94,15 @@ def check_requirements(training_args: "AdaGRPOConfig") -> None:
 
     if training_args.use_vllm and importlib.util.find_spec("vllm") is None:
         raise UserError(
-            "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. With "
-            "vllm_mode='server' also start a server; docs/vllm.md lists its flags."
+            "use_vllm requires vLLM, which is not installed here. Install the extra: pip install 'ada_trl[vllm]'. "
+            "With vllm_mode='server' also start a server; docs/running.md has its flags."
         )
     trackers = get_available_reporting_integrations()
     # Not all that transformers has are in this list.
     if missing := {*training_args.report_to} - {*trackers, "azure_ml", "flyte"}:
         raise UserError(
-            f"report_to ({', '.join(map(str, missing))}) is not available. Install the package of the tracker, or choose "
-            f"from {', '.join(['none', *trackers])}."
+            f"report_to ({', '.join(map(str, missing))}) is not available. Install the package of the tracker, or "
+            f"choose from {', '.join(['none', *trackers])}."
         )
     if training_args.push_to_hub or (training_args.log_completions and training_args.log_completions_hub_repo):
         with user_errors(Exception):  # also of the network
@@ -116,8 +114,9 @@ def run(trainer: "AdaGRPOTrainer", checkpoint: str | bool | None = None) -> None
     Train, with one thread for a small model.
 
     Raises:
-        `UserError`: for an error of the vLLM server, and any before the training begins, which an option causes: an optimizer whose
-            package is missing, a tracker without a login. Later ones, of reward functions for example, are raised as they are.
+        `UserError`: for an error of the vLLM server, and any before the training begins, which an option causes: an
+            optimizer whose package is missing, a tracker without a login. Later ones, of reward functions for example,
+            are raised as they are.
     """
     from transformers import TrainerCallback
 
@@ -171,7 +170,8 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
 
     if script_args.datasets and script_args.dataset_name:
         raise ValueError(
-            f"dataset_name ({script_args.dataset_name!r}) has no effect if datasets, a mixture, is set too. Leave one of them out."
+            f"dataset_name ({script_args.dataset_name!r}) has no effect if datasets, a mixture, is set too. Leave one "
+            "of them out."
         )
     splits = get_dataset(script_args) if script_args.datasets else None
 
@@ -186,8 +186,8 @@ def load_data(script_args: AdaScriptArguments, evaluate: bool) -> tuple["Dataset
 
 def make_lm_head_inputs_contiguous(model: "PreTrainedModel") -> None:
     """
-    Make the inputs of the LM head contiguous: on a CPU, torch otherwise copies the head's weight once per row, which is
-    half of a step's time with 64 rows and a vocabulary of 49,000 tokens.
+    Make the inputs of the LM head contiguous: on a CPU, torch otherwise copies the head's weight once per row, which
+    is half of a step's time with 64 rows and a vocabulary of 49,000 tokens.
     """
     head = model.get_output_embeddings()
     if head is not None:

@@ -123,29 +123,24 @@ class ShortRun(TrainerCallback):
         return batch if trl_private.is_vision_language_model(self.trainer) else self._stretch(batch)
 
     def _stretch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """
-        Replace all rows by the one with the longest completion, whose tokens are repeated up to the length of the longest
-        prompt of the dataset and up to the maximum length of a completion.
-        """
+        """Repeat the tokens of each row up to the longest prompt of the dataset and the maximum completion length."""
         trainer, (rows, width) = self.trainer, batch["completion_ids"].shape
         prompts = [row["prompt"] for row in islice(iter(trainer.train_dataset), MAX_ROWS)]
-        lengths = max(map(len, trainer._tokenize_prompts(prompts)[0])), trainer.max_completion_length
-        row = batch["completion_mask"].sum(dim=1).argmax()
-        columns = {}
-        for part, length in zip(("prompt", "completion"), lengths, strict=True):
-            tokens = batch[f"{part}_mask"][row].nonzero().flatten()
-            columns[part] = tokens[torch.arange(length, device=tokens.device) % len(tokens)]
+        longest = max(map(len, trainer._tokenize_prompts(prompts)[0]))
         stretched = dict(batch)
         for name, value in batch.items():
-            if name.startswith("prompt_"):
-                stretched[name] = value[row, columns["prompt"]].repeat(rows, 1)
-            elif isinstance(value, torch.Tensor) and value.shape[:2] == (rows, width):
-                stretched[name] = value[row, columns["completion"]].repeat(rows, 1)
+            is_prompt = name.startswith("prompt_")
+            if is_prompt or (isinstance(value, torch.Tensor) and value.shape[:2] == (rows, width)):
+                columns = torch.arange(longest if is_prompt else trainer.max_completion_length, device=value.device)
+                stretched[name] = value[:, columns % value.shape[1]]
+        for name in ("prompt_mask", "completion_mask"):
+            stretched[name] = torch.ones_like(stretched[name])
         stretched["advantages"] = torch.ones_like(batch["advantages"])  # the gradient may not be zero
-        tokens_of_all = rows * trainer.max_completion_length * trainer.accelerator.num_processes
-        stretched["num_items_in_batch"] = torch.full_like(batch["num_items_in_batch"], tokens_of_all)
+        tokens = rows * trainer.max_completion_length * trainer.accelerator.num_processes
+        stretched["num_items_in_batch"] = torch.full_like(batch["num_items_in_batch"], tokens)
         self._shape = (
-            f"{trainer.args.per_device_train_batch_size} rows of {lengths[0]} + {lengths[1]} tokens at a time"
+            f"{trainer.args.per_device_train_batch_size} rows of {longest} + {trainer.max_completion_length} tokens "
+            "at a time"
         )
         return stretched
 
@@ -162,10 +157,10 @@ class ShortRun(TrainerCallback):
             trainer._scoring(),
             length_N=torch.cat(self._lengths)[:number].cpu().numpy(),
         )
-        self.findings += findings.generation(rollouts, logs["eval_runtime"], self._reward_seconds)
-        self.findings.append(findings.truncated(trainer.args, logs["eval_completions/clipped_ratio"]))
+        self.findings += findings.generation(trainer.args, rollouts, logs, self._reward_seconds)
         self.findings += findings.rewards(rollouts, trainer.reward_func_names)
         self.findings.append(findings.difficulty(trainer.args, rollouts))
+        self.findings.append(findings.across_prompts(trainer.args, rollouts))
 
     def _report_weights(self, checked: str) -> None:
         self.findings.append(

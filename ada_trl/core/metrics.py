@@ -1,13 +1,17 @@
-"""Metrics of rollouts, groups and completions; docs/metrics.md lists the names under which they are logged."""
+"""Metrics of rollouts, groups and completions; docs/reference.md lists the names under which they are logged."""
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .rollouts import Rollouts
 from .sequential import SlotRule, needs_more
+
+
+RewardKind = Literal["comparable", "outliers", "levels", "distinct"]
 
 
 def zero_variance_probability(
@@ -209,6 +213,37 @@ def threshold_outside_reward_range(low: float, high: float, mean: float, pass_ra
     if not low < high:
         return False
     return (pass_rate < 0.05 or pass_rate > 0.95) and abs((mean - low) / (high - low) - pass_rate) > 0.25
+
+
+def kind_of_rewards(reward_N: np.ndarray, prompt_N: np.ndarray) -> RewardKind:
+    """
+    Tell whether rewards can be compared with the mean reward of other prompts. 512 rewards are sufficient for all that
+    were measured (benchmarks/README.md, "Graded rewards"); fewer may miss outliers.
+
+    - `"outliers"`: rare low rewards dominate the variance. The lowest is more than 5 standard deviations below the
+      mean, and more than 20 times as far below the median as half of those below it, which none of a few values of
+      similar distances is. High outliers do not count: a rare success is to be learned from.
+    - `"levels"`: three quarters of the variance are between prompts, and there are more than two rewards.
+    - `"distinct"`, with less than two rollouts per prompt: many rewards are different, as those of a reward model,
+      whose level differs by prompt. A continuous score with the same meaning on every prompt looks the same.
+
+    With less than two rollouts per prompt, levels of a few different values look as `"comparable"`.
+
+    Args:
+        reward_N (`np.ndarray`), prompt_N (`np.ndarray` of `int`):
+            Rewards, without NaN, and the prompt of each.
+    """
+    low = np.median(reward_N) - reward_N
+    low = low[low > 0]
+    if reward_N.mean() - reward_N.min() > 5 * reward_N.std() and low.max() > 20 * np.median(low):
+        return "outliers"
+    prompt, size = np.unique(prompt_N, return_inverse=True, return_counts=True)[1:]
+    distinct = len(np.unique(reward_N))
+    if len(reward_N) < 2 * len(size):
+        return "distinct" if distinct > 0.4 * len(reward_N) else "comparable"  # at most 0.2 in all others measured
+    deviation_N = reward_N - (np.bincount(prompt, weights=reward_N) / size)[prompt]
+    within = (deviation_N**2).sum() / (len(reward_N) - len(size))
+    return "levels" if distinct > 2 and within < reward_N.var(ddof=1) / 4 else "comparable"
 
 
 def rollouts_by_estimate(estimates: Sequence[float], sizes: Sequence[int]) -> dict[str, float]:

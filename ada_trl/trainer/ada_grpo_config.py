@@ -53,9 +53,10 @@ class AdaGRPOConfig(GRPOConfig):
     )
     scale_rewards: str = described(
         "none",
-        "Divisor of the advantages: `'none'`, `'group'` (standard deviation of the prompt's rewards, GRPOConfig's "
-        "default) or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all others, and "
-        "the result is clipped to ±1.5).",
+        "Divisor of the advantages: `'none'`, or with `baseline='pool'` `'group'` (standard deviation of the prompt's "
+        "rewards, GRPOConfig's default) or `'batch'` (of all rewards of the generation batch); with `baseline='batch'`"
+        " also `'rank'`: the fraction of the other rollouts of the batch that a rollout beats minus the fraction that "
+        "beats it, which counts only the order of the weighted sums of rewards.",
     )
     epsilon_high: float | None = described(
         0.28,
@@ -304,11 +305,6 @@ class AdaGRPOConfig(GRPOConfig):
     def own_options(self) -> dict[str, Any]:
         """Options that TRL does not know, and `num_generations`; not the directory, which follows `output_dir`."""
         return {name: getattr(self, name) for name in AdaGRPOConfig.__annotations__ if name not in TAKEN_BY_TRL}
-
-    @property
-    def float32_threshold(self) -> float:
-        """`positive_threshold` as TRL represents rewards, in float32: a reward that is equal to it is not above it."""
-        return float(np.float32(self.positive_threshold))
 
     @property
     def prompts_per_step(self) -> int:

@@ -194,7 +194,9 @@ class AdaGRPOTrainer(GRPOTrainer):
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         )
-        with engine:
+        # TRL does not know ranks; its advantages are replaced.
+        known = {"scale_rewards": "none"} if args.scale_rewards == "rank" else {}
+        with engine, trl_private.override_attributes(args, **known):
             super().__init__(
                 model,
                 reward_funcs,
@@ -222,7 +224,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Build what depends on the mode and was built for another one, but for the queue (`get_train_dataloader`)."""
         before, self._built_for = self._built_for, self.mode
         if before != self.mode:
-            self._diagnostics = TrainingDiagnostics(self.args, self.mode)
+            compares_prompts = self.mode.baseline == "batch" and self.own_advantages is None
+            self._diagnostics = TrainingDiagnostics(self.args, self.mode, compares_prompts)
             self._logged_metrics = logged_metrics(self.args, self.mode)
         if (before and before.pass_rate_estimator) != self.mode.pass_rate_estimator:
             self.pass_rates = self._build_tracker() if self.mode.pass_rate_estimator else None
@@ -325,7 +328,7 @@ class AdaGRPOTrainer(GRPOTrainer):
         # TRL's attributes and not `args`, because a callback may have set them.
         scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.mode.baseline == "batch":
-            return batch_advantages(rollouts, scale=scale)
+            return batch_advantages(rollouts, scale="rank" if self.args.scale_rewards == "rank" else "none")
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.mode.prompt_weighting, scale=scale)

@@ -11,7 +11,7 @@ import numpy as np
 from trl import GRPOConfig
 
 from ..core import Rollouts
-from ..core.metrics import threshold_outside_reward_range
+from ..core.metrics import RewardKind, kind_of_rewards, threshold_outside_reward_range
 from ..utils.console import show
 from ..utils.logging import get_logger
 from .ada_grpo_config import AdaGRPOConfig
@@ -160,6 +160,25 @@ def training_steps(args: AdaGRPOConfig, num_prompts: int, num_generations: int) 
 # During training
 
 
+# Modes for rewards that cannot be compared with the mean of other prompts.
+OF_GROUP = "baseline='pool', adaptive_sampling='uniform', num_generations=4 and scale_rewards='group'"
+REWARDS_TO_COMPARE = 512  # as many as `kind_of_rewards` needs
+
+
+def advise_on_rewards(kind: RewardKind) -> str:
+    """The problem of rewards with `baseline="batch"` and the mode to use, in sentences; empty if there is none."""
+    return {
+        "comparable": "",
+        "outliers": "Rare rewards far below all others dominate the gradient of baseline='batch'. Limit the reward to "
+        "the range that matters, or set scale_rewards='rank', which counts only the order of the rewards.",
+        "levels": "Rewards of different prompts differ much more than those of one prompt, so that baseline='batch' "
+        f"learns next to nothing. Compare the rollouts of each prompt, with {OF_GROUP}.",
+        "distinct": "Most rewards are different, as those of a reward model. If their level depends on the prompt, "
+        f"baseline='batch' learns next to nothing: compare the rollouts of each prompt, with {OF_GROUP}. "
+        "`ada-trl check` samples each prompt several times and tells whether it does.",
+    }[kind]
+
+
 class TrainingDiagnostics:
     """
     Checks the metrics of every generation batch, and logs each of these warnings at most once:
@@ -167,16 +186,19 @@ class TrainingDiagnostics:
     - a `positive_threshold` outside of the range of the rewards, after two generation batches, if sampling, prompt
       weights or recorded pass rates depend on it;
     - for `steps` steps, no gradient, because all rollouts that are compared have equal rewards or none, or are masked;
+    - with `compares_prompts`, rewards of different prompts that cannot be compared, after the first 512;
     - with retries, for `steps` generation batches, no success, or batches full of retries that hardly ever succeed.
 
     Args:
         args ([`AdaGRPOConfig`]), mode ([`~trainer.mode.Mode`]):
             Configuration of the run, and its mode.
+        compares_prompts (`bool`, *optional*, defaults to `False`):
+            Whether the mean reward of other prompts is the baseline.
         steps (`int`, *optional*, defaults to `20`):
             Training steps.
     """
 
-    def __init__(self, args: AdaGRPOConfig, mode: Mode, steps: int = 20):
+    def __init__(self, args: AdaGRPOConfig, mode: Mode, compares_prompts: bool = False, steps: int = 20):
         self.steps = steps
         self._args, self._mode = args, mode
         # Success rewards of the first two generation batches, and which of them are above the threshold; `None` once
@@ -184,6 +206,8 @@ class TrainingDiagnostics:
         self._early: list[tuple[np.ndarray, np.ndarray]] | None = None
         if mode.needs_successes or mode.pass_rate_estimator:  # anything depends on them
             self._early = []
+        # Rollouts of the first generation batches that have a reward; `None` once the kind of the rewards is known.
+        self._rewards: list[Rollouts] | None = [] if compares_prompts else None
         self._last_gradient: int | None = None  # the last step with one
         self._warned = False  # that there is none
         # Prompts, retries, solved retries and solved prompts of the last generation batches; `None` once reported.
@@ -208,9 +232,29 @@ class TrainingDiagnostics:
             if len(self._early) == 2:
                 self._check_threshold(*map(np.concatenate, zip(*self._early, strict=True)))
                 self._early = None
+        if self._rewards is not None:
+            self._check_rewards(rollouts)
         self._check_gradient(metrics["frac_zero_advantage_groups"], rollouts.reward_N, step)
         if self._retries is not None and metrics["frac_zero_advantage_groups"] < 1:
             self._check_retries(rollouts)
+
+    def _check_rewards(self, rollouts: Rollouts) -> None:
+        batches = self._rewards = [*(self._rewards or []), rollouts.where(rollouts.has_reward_N)]
+        reward_N = np.concatenate([batch.reward_N for batch in batches])
+        if len(reward_N) < REWARDS_TO_COMPARE:
+            return
+        self._rewards = None
+        # The same prompt in two batches is two prompts here.
+        first = np.cumsum([0, *(batch.num_prompts for batch in batches[:-1])])
+        prompt_N = np.concatenate([start + batch.prompt_N for start, batch in zip(first, batches, strict=True)])
+        kind = kind_of_rewards(reward_N, prompt_N)
+        if kind == "outliers" and self._args.scale_rewards == "rank":
+            return
+        if advice := advise_on_rewards(kind):
+            low, median, high = np.quantile(reward_N, (0, 0.5, 1))
+            logger.warning(
+                f"The first {len(reward_N)} rewards range from {low:.3g} to {high:.3g} (median {median:.3g}). {advice}"
+            )
 
     def _check_gradient(self, fraction: float, reward_N: np.ndarray, step: int) -> None:
         if self._last_gradient is None or step < self._last_gradient:  # the first step of another training

@@ -5,8 +5,8 @@ override private methods of those.)
 
 Two globals of TRL's module are replaced while one of our trainers is constructed or samples in rounds
 ([`vllm_generation_class`], [`rank_local_collectives`]); two trainers in two threads are not supported.
-docs/upstream.md proposes changes to TRL that would make this unnecessary. `tests/trainer/test_trl_contract.py` checks
-every name of TRL that is used here.
+benchmarks/README.md proposes changes to TRL that would make this unnecessary.
+`tests/trainer/test_trl_contract.py` checks every name of TRL that is used here.
 """
 
 import functools

@@ -5,4 +5,5 @@ from collections.abc import Iterable, Sequence
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Format a Markdown table."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows])
+    first, *others = ("| " + " | ".join(line) + " |" for line in [header, *rows])
+    return "\n".join([first, "|" + "---|" * len(header), *others])

@@ -1,5 +1,5 @@
 """
-Graded rewards on addition and sorting: tasks, and the advantages of win rates. The plan is in benchmarks/README.md.
+Graded rewards on addition and sorting: tasks, and rewards of the first steps. The plan is in benchmarks/README.md.
 
 A set is the hard or the easy set of addition with one kind of reward, such as `hard-digits`, or `sorting-graded`.
 """
@@ -13,9 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 
-from ada_trl.core import Rollouts
 from recipes.arithmetic.task import MAX_ANSWER_TOKENS, exact_match, imitate, problems, save
 
 from .. import names
@@ -68,21 +66,6 @@ def exact_before_sign(completions: list[str], answer: list[str], **kwargs) -> li
 
 def in_format(completions: list[str], **kwargs) -> list[float]:
     return [float(completion.endswith(SIGN)) for completion in completions]
-
-
-def win_rates(rollouts: Rollouts) -> np.ndarray:
-    """
-    Fraction of the other rollouts of the batch that a rollout beats minus the fraction that beats it, `(N,)`.
-
-    Rewards that are equal in float32 are ties; a rollout without a reward has advantage 0 and is not compared. For
-    rewards of 0 and 1 this is the leave-one-out batch mean as baseline.
-    """
-    advantage_N = np.zeros(len(rollouts))
-    rewards = rollouts.reward_N[rollouts.has_reward_N].astype(np.float32)
-    if len(rewards) > 1:
-        below, up_to = (rankdata(rewards, method) for method in ("min", "max"))
-        advantage_N[rollouts.has_reward_N] = (below - 1 - (len(rewards) - up_to)) / (len(rewards) - 1)
-    return advantage_N
 
 
 def recorded(reward: Callable, calls: list[dict]) -> Callable:

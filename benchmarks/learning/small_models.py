@@ -2,28 +2,27 @@
 Learning benchmarks with small models on integer addition (easy, hard and large sets) and sorting.
 
 - `equal_steps`: every method trains on 32 prompts per step, as in the paper, at one learning rate.
-- `equal_tokens`: every method samples about 128 rollouts per step (64 on sorting), so methods with fewer rollouts per prompt see more
-  prompts.
+- `equal_tokens`: every method samples about 128 rollouts per step (64 on sorting),
+  so methods with fewer rollouts per prompt see more prompts.
 - `one_rollout`: the same for the batch baseline with one rollout per prompt, from another base model.
 - `graded_rewards`: the same for graded rewards (benchmarks/README.md).
 - `one_step_ahead`: GRPO with and without `max_staleness=1`, on a vLLM server.
 
-The learning rates of `equal_tokens` were tuned for each method and set on two seeds that are not stored; those of the batch baseline
-were tuned for another baseline with one rollout per prompt, which has been removed.
+The learning rates of `equal_tokens` were tuned for each method and set on two seeds that are not stored; those of the
+batch baseline were tuned for another baseline with one rollout per prompt, which has been removed.
 
-`python -m benchmarks.learning.small_models EXPERIMENT` writes one file per run to `outputs/learning/EXPERIMENT/` and continues with the
-runs that are missing. `--store` adds the runs to the results in the repository; stored runs are not run again.
+`python -m benchmarks.learning.small_models EXPERIMENT` writes one file per run to `outputs/learning/EXPERIMENT/` and
+continues with the runs that are missing. `--store` adds the runs to the results in the repository; stored runs are not
+run again.
 """
 
 import argparse
 import functools
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ada_trl import AdaGRPOTrainer
 from ada_trl.utils.files import atomic_write
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
@@ -72,15 +71,12 @@ class Method(NamedTuple):
             Learning rate by set, of the sets that the method is run on.
         prompts_on (`dict[str, int]`):
             Prompts of a step on the sets that differ.
-        advantage_func (`Callable`, *optional*):
-            Argument of the trainer.
     """
 
     options: dict
     prompts: int
     rates: dict[str, float]
     prompts_on: dict[str, int] = {}
-    advantage_func: Callable | None = None
 
 
 def _grpo(n: int, **options) -> dict:
@@ -133,13 +129,11 @@ EXPERIMENTS = {  # methods in the order of the tables
     "one_rollout": {
         names.GRPO_4: Method(_grpo(4), 32, GRPO_RATES | {"sorting-graded": 2e-4}),
         names.BATCH: Method({"baseline": "batch"}, 128, BATCH_RATES),
-        names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, {"sorting-graded": 2e-4}),
     },
     "graded_rewards": {
         names.GRPO_4: Method(_grpo(4), 32, GRADED_RATES),
         names.BATCH: Method({"baseline": "batch"}, 128, GRADED_RATES),
-        names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, GRADED_RATES),
-        names.WIN_RATES: Method({"baseline": "batch"}, 128, GRADED_RATES, advantage_func=graded_rewards.win_rates),
+        names.WIN_RATES: Method({"baseline": "batch", "scale_rewards": "rank"}, 128, GRADED_RATES),
         names.batch_retries(2): Method({"baseline": "batch", "retries": 2}, 128, WITH_SUCCESS),
     },
     "one_step_ahead": {
@@ -175,16 +169,14 @@ def train_and_save(
     method, task = EXPERIMENTS[experiment][run.method], SETS[run.prompt_set]
     options = method.options | ({"vllm_server_base_url": server} if server else {})
     prompts = method.prompts_on.get(run.prompt_set, method.prompts) * task.rollouts_per_step // ROLLOUTS_PER_STEP
-    trainer, functions = AdaGRPOTrainer, task.reward if isinstance(task.reward, list) else [task.reward]
-    if method.advantage_func is not None:
-        trainer = functools.partial(AdaGRPOTrainer, advantage_func=method.advantage_func)
+    functions = task.reward if isinstance(task.reward, list) else [task.reward]
     rewards: dict[str, list] = {}
     if experiment == "graded_rewards":
         rewards = {function.__name__: [] for function in functions}
         reward = [graded_rewards.recorded(function, rewards[function.__name__]) for function in functions]
         task = task._replace(reward=reward)
     directory, steps = task_dirs[run.prompt_set], steps or task.steps
-    record = train_once(run, options, prompts, directory, steps, eval_every, task, trainer_class=trainer)
+    record = train_once(run, options, prompts, directory, steps, eval_every, task)
     record["rewards"] = rewards
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))

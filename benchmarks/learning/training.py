@@ -1,8 +1,8 @@
 """
 Training and evaluation of one run of a learning benchmark, and the table of its results.
 
-`run_missing` writes one file per run, so that a restarted benchmark continues with the runs that are missing; `store` adds the
-runs' evaluations to the results in the repository.
+`run_missing` writes one file per run, so that a restarted benchmark continues with the runs that are missing; `store`
+adds the runs' evaluations to the results in the repository.
 """
 
 import importlib.metadata
@@ -121,11 +121,11 @@ def train_once(
     eval_every: int,
     task: Task,
     start: dict | None = None,
-    trainer_class: Callable[..., AdaGRPOTrainer] = AdaGRPOTrainer,
 ) -> dict:
     """
-    Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one generation
-    batch, also with several optimizer iterations (`num_iterations`). `start` is the evaluation before training, if it is known.
+    Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one
+    generation batch, also with several optimizer iterations (`num_iterations`). `start` is the evaluation before
+    training, if it is known.
     """
     torch.set_num_threads(1)
     options = COMMON | task.options | options | {"learning_rate": run.rate}
@@ -140,7 +140,7 @@ def train_once(
             seed=run.seed,
             **{"per_device_train_batch_size": prompts_per_step * options.get("num_generations", 1)} | options,
         )
-        trainer = trainer_class(
+        trainer = AdaGRPOTrainer(
             model,
             task.reward,
             args,
@@ -194,8 +194,8 @@ PROVENANCE = ("device", "commit", "versions")
 
 def evaluation_rows(record: dict) -> list[dict]:
     """
-    One row per evaluation with the sums and means of its steps so far, and one per evaluation and family of problems. The
-    `family` of the whole set is "all".
+    One row per evaluation with the sums and means of its steps so far, and one per evaluation and family of problems.
+    The `family` of the whole set is "all".
     """
     rows = []
     for evaluation in record["evaluations"]:

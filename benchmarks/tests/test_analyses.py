@@ -44,8 +44,8 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_moments_agree_with_listing_every_sequence_of_answers(name):
     """
-    All answers to all draws, each a slot. Which rollouts of a side are selected is random and the answers are exchangeable, so
-    averaging over the sequences averages over the selection too.
+    All answers to all draws, each a slot. Which rollouts of a side are selected is random and the answers are
+    exchangeable, so averaging over the sequences averages over the selection too.
     """
     estimator, pi = SMALL[name], variance.policy(0.3)
     sampling = {"min_positives": 0, "min_negatives": 0, "max_rounds": 1} | estimator.sampling
@@ -88,7 +88,10 @@ def test_documented_effective_weights_are_exact(name, label, power):
 
 
 def test_rollouts_by_exit_condition_are_those_of_the_paper():
-    """K = 1: the expected rounds of Seq-pos are a geometric series; Seq-balance needs both kinds, so it is symmetric in p."""
+    """
+    K = 1: the expected rounds of Seq-pos are a geometric series;
+    Seq-balance needs both kinds, so it is symmetric in p.
+    """
     p = np.array([0.1, 0.5, 0.9])
     rounds = (1 - (1 - p) ** 32) / (1 - (1 - p) ** 4)
     assert closed_forms.cost("Seq-pos", 1, 32, p).rollouts == pytest.approx(4 * rounds)
@@ -135,20 +138,20 @@ def test_noise_of_baselines_agrees_with_listing_all_rewards():
 @pytest.mark.parametrize(
     ("page", "marker", "text"),
     [
-        (common.DOCUMENT, "signal-loss", signal_loss.table),
-        (common.DOCUMENT, "variance", variance.table),
+        (common.ARCHIVE, "signal-loss", signal_loss.table),
+        (common.ARCHIVE, "variance", variance.table),
         (baselines.DOCUMENT, "baselines", lambda: f"{baselines.table()}\n\n{baselines.sentences()}"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_documents_show_the_closed_forms(page, marker, text):
-    assert f"<!-- {marker} -->\n{text()}\n<!-- end -->" in page.read_text()
+    assert f"<!-- {marker} -->\n{common.wrapped(text())}\n<!-- end -->" in page.read_text(encoding="utf-8")
 
 
 def test_a_missing_place_in_the_document_is_named(tmp_path, monkeypatch):
-    document = tmp_path / "reproducing_the_paper.md"
+    document = tmp_path / "README.md"
     document.write_text("<!-- a -->\nold\n<!-- end -->\n\n<!-- b -->\n<!-- end -->\n")
-    monkeypatch.setattr(common, "DOCUMENT", document)
+    monkeypatch.setattr(common, "ARCHIVE", document)
     common.fill("a", "new")
     common.fill("b", r"a \1 table")
     assert document.read_text() == "<!-- a -->\nnew\n<!-- end -->\n\n<!-- b -->\na \\1 table\n<!-- end -->\n"

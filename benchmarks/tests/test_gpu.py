@@ -150,7 +150,7 @@ def test_every_stage_runs_on_a_cpu(stage, tmp_path):
     if stage in NEEDED and not importlib.util.find_spec(NEEDED[stage]):
         assert output.stdout.strip() == f"{stage} skipped: {NEEDED[stage]} is not installed."
         return
-    assert "| --- |" in output.stdout
+    assert "|---|" in output.stdout
     (results,) = tmp_path.glob("*.json")
     units = json.loads(results.read_text())["units"]
     assert len(units) >= 3 and all("seconds" in unit for unit in units.values())

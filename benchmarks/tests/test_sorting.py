@@ -76,7 +76,7 @@ def quarter(completions, **kwargs):
 
 @pytest.mark.parametrize(
     ("method", "name", "reward"),
-    [(names.GRPO_4, "sorting", "sorted_by_swaps"), (names.BATCH_SCALED, "sorting-graded", "work_and_answer")],
+    [(names.GRPO_4, "sorting", "sorted_by_swaps"), (names.BATCH, "sorting-graded", "work_and_answer")],
 )
 def test_a_run_of_the_benchmark_is_stored(method, name, reward, task_dir, tmp_path, monkeypatch):
     assert small_models.SETS[name].reward is getattr(task, reward)

@@ -92,6 +92,6 @@ def test_other_words_follow_the_same_test():
 
 
 def test_text_of_an_interval():
-    assert Interval(-0.0001, 0.01).text(sign=True) == "+0.000 ± 0.010", "no minus before a zero"
+    assert Interval(-0.0001, 0.01).text(sign=True) == "+0.000±0.010", "no minus before a zero"
     assert Interval(0.25, math.nan).text() == "0.250"
     assert Interval(math.nan, math.nan).text() == "–"

@@ -71,7 +71,7 @@ def test_recipe_parses(name, monkeypatch):
 
 
 def test_documented_server_commands_have_the_flags_of_the_tested_server():
-    text = (ROOT / "docs" / "vllm.md").read_text()
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     for words in (*ENVIRONMENT, "--enable-lora", "--max-lora-rank", "--logprobs-mode processed_logprobs"):
         assert words in text or words in ("VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE"), words
     started = " ".join(server_command(Path("model"), 8000))

@@ -1,12 +1,13 @@
 """`ada-trl check`: findings, failures, and the removal of its files."""
 
+import math
 import re
 
 import pytest
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands import start
-from ada_trl.commands.findings import difficulty
+from ada_trl.commands.findings import across_prompts, difficulty
 from ada_trl.core import Rollouts
 
 from ..helpers import run_module, save_tiny_model, write_jsonl
@@ -96,7 +97,7 @@ def test_every_mode_is_checked_and_no_file_is_left(mode, task, capsys):
     found, code = checked(capsys, *words(task, *MODES[mode]))
     assert code == 0 and files_of(task) == before
     assert list(found) == [
-        *("model and data", "generation", "truncated", "reward even_reward", "pass rate"),
+        *("model and data", "generation", "truncated", "reward even_reward", "pass rate", "rewards across prompts"),
         *("optimizer step", "peak memory", "cost"),
     ]
     assert f"16 rows of {LONGEST} + 7 tokens" in found["optimizer step"]
@@ -175,6 +176,33 @@ def test_advice_on_pass_rates(rewards, threshold, advice):
     found = difficulty(args, Rollouts.of([rewards], threshold=threshold))
     assert advice in found.advice
     assert found.is_fatal == (min(rewards) == max(rewards))
+
+
+LEVELS = [[level + success for success in (0, 0, 1, 0)] for level in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "rewards", "found", "advice"),
+    [
+        ("batch", [[0, 1, 0, 0], [1, 1, 0, 1]] * 4, "differences within and between prompts are similar", None),
+        ("batch", LEVELS, "their level differs by prompt", "baseline='batch' learns next to nothing.*baseline='pool'"),
+        ("pool", LEVELS, "their level differs by prompt", None),
+        ("batch", [[-0.1, -0.2, -0.1, 0.0]] * 15 + [[-0.1, -0.3, -100, 0]], "a few are far below all", "Rare rewards"),
+        ("batch", [[math.nan] * 4] * 8, "unknown, nothing was scored", None),
+    ],
+)
+def test_rewards_are_compared_across_prompts(baseline, rewards, found, advice):
+    finding = across_prompts(
+        AdaGRPOConfig("unused", baseline=baseline, bf16=False, use_cpu=True), Rollouts.of(rewards)
+    )
+    assert found in finding.found
+    assert re.search(advice, finding.advice) if advice else not finding.advice
+
+
+def test_the_batch_baseline_is_not_advised_for_rewards_that_do_not_compare_across_prompts():
+    args = AdaGRPOConfig("unused", use_cpu=True, bf16=False)
+    assert not difficulty(args, Rollouts.of(LEVELS)).advice
+    assert "baseline='batch'" in difficulty(args, Rollouts.of([[0, 1, 0, 0], [1, 1, 0, 1]] * 4)).advice
 
 
 def test_nothing_is_advised_to_a_run_with_retries():

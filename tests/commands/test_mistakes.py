@@ -105,9 +105,9 @@ MISTAKES = [
 
 # After `--config good.yaml`: mistakes with which `check` must fail as well, because `train` does.
 OF_THE_RUN = [
-    ("--resume_from_checkpoint=true --output_dir=data", "output_dir (data) has no checkpoint", "Correct output_dir"),
-    ("--resume_from_checkpoint=nowhere", "resume_from_checkpoint (nowhere) is not a checkpoint", "Correct it"),
-    ("--resume_from_checkpoint=data", "resume_from_checkpoint (data) is not a checkpoint", "trainer_state.json"),
+    ("--resume_from_checkpoint=true --output_dir=data", "output_dir (data) has no checkpoint", "Correct it"),
+    ("--resume_from_checkpoint=nowhere", "resume_from_checkpoint is nowhere, but that is no checkpoint", "Correct it"),
+    ("--resume_from_checkpoint=data", "resume_from_checkpoint is data, but", "trainer_state.json"),
     ("--report_to=mlflow", "report_to (mlflow) is not available", "Install the package"),
     ("--report_to=my_tracker", "report_to (my_tracker) is not available", "none"),
     ("--push_to_hub", "hf auth login"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ada_trl.core import SlotRule, detailed_metrics, pool_advantages, round_metrics, sampling_metrics, select_groups
-from ada_trl.core.metrics import mean_and_std, rollouts_by_estimate, zero_variance_probability
+from ada_trl.core.metrics import kind_of_rewards, mean_and_std, rollouts_by_estimate, zero_variance_probability
 
 from .simulation import rollouts_of
 
@@ -92,6 +92,73 @@ def test_zero_variance_probability_is_the_share_of_subsets(positives, m, n):
     expected = sum(len(set(subset)) == 1 for subset in subsets) / len(subsets)
     found = zero_variance_probability(rollouts_of([1, 0, 0.5, NAN, 1], rewards, [NAN] * 4), n)
     assert found.tolist() == pytest.approx([0.0, expected, 1.0])
+
+
+# Rewards of 512 prompts with several rollouts of each, as functions of the generator.
+SHAPE = (512, 4)
+
+
+def correct(rng, p):
+    return (rng.random(SHAPE) < p).astype(float)
+
+
+def errors(rng):
+    """One wrong digit, most often the last one, or in 1 of 100 completions no number; some are right."""
+    error = rng.integers(1, 10, SHAPE) * 10.0 ** rng.choice(4, SHAPE, p=(0.6, 0.3, 0.08, 0.02))
+    error[rng.random(SHAPE) < 0.01] = np.inf
+    error[rng.random(SHAPE) < 0.3] = 0
+    return error
+
+
+REWARDS = {
+    **{f"{p} correct": ("comparable", lambda rng, p=p: correct(rng, p)) for p in (0.002, 0.02, 0.5, 0.9, 0.99, 0.998)},
+    **{
+        f"digits, {p} correct": ("comparable", lambda rng, p=p: rng.binomial(4, p, SHAPE) / 4)
+        for p in (0.3, 0.8, 0.98)
+    },
+    "distance": ("comparable", lambda rng: 1 / (1 + errors(rng))),
+    "partial credit": ("comparable", lambda rng: rng.beta(5, 3, SHAPE).round(2)),
+    "two functions": ("comparable", lambda rng: correct(rng, 0.3) + 0.2 * correct(rng, 0.5)),
+    "length": ("comparable", lambda rng: correct(rng, 0.8) - 0.02 * rng.integers(1, 9, SHAPE)),
+    "rare high reward": ("comparable", lambda rng: 100 * correct(rng, 0.01) + 0.1 * rng.integers(0, 5, SHAPE)),
+    "error": ("outliers", lambda rng: -np.minimum(errors(rng) / 100, 100)),
+    "heavy tail": ("outliers", lambda rng: -rng.lognormal(0, 2, SHAPE)),
+    "offset": ("levels", lambda rng: correct(rng, 0.3) + rng.uniform(0, 4, (512, 1))),
+    "continuous": ("distinct", lambda rng: rng.normal(0, 1, SHAPE)),
+    "continuous in bfloat16": (
+        "distinct",
+        lambda rng: torch.tensor(rng.normal(0, 3, SHAPE)).bfloat16().double().numpy(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_kind_of_rewards_of_several_rollouts_or_of_one_of_each_prompt(name):
+    """One rollout per prompt cannot tell levels of different prompts from a continuous score."""
+    expected, sample = REWARDS[name]
+    for seed in range(20):
+        rewards = sample(np.random.default_rng(seed))
+        several = rewards[:128]
+        assert kind_of_rewards(several.ravel(), np.repeat(np.arange(128), 4)) == expected.replace(
+            "distinct", "comparable"
+        )
+        assert kind_of_rewards(rewards[:, 0], np.arange(512)) == expected.replace("levels", "distinct")
+
+
+def test_levels_are_noticed_from_a_few_prompts_whatever_their_numbers():
+    rng, prompt_N = np.random.default_rng(0), np.repeat([7, 3, 12, 5, 1, 8, 2, 0], 8)
+    level_N = np.array([0.0, 1.0, 2.0, 3.0])[prompt_N % 4]
+    order = rng.permutation(64)
+    success_N = (rng.random(64) < 0.2).astype(float)
+    assert kind_of_rewards((level_N + success_N)[order], prompt_N[order]) == "levels"
+    assert kind_of_rewards(success_N, prompt_N) == "comparable"
+    # Pass rates of 0 and 1.
+    assert kind_of_rewards((prompt_N % 2).astype(float), prompt_N) == "comparable"
+
+
+@pytest.mark.parametrize("rewards", [[0.5] * 9, [0.0, 1.0]])
+def test_equal_rewards_and_two_of_one_prompt_are_comparable(rewards):
+    assert kind_of_rewards(np.array(rewards), np.zeros(len(rewards), dtype=int)) == "comparable"
 
 
 def test_rollouts_by_estimate_are_means_over_bins():

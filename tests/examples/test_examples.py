@@ -18,7 +18,7 @@ from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.core import Rollouts, Scoring
 from ada_trl.recipes.arithmetic.task import prepare
 
-from ..documentation import quick_start_scripts
+from ..documentation import quick_start_before
 from ..helpers import (
     QUICK_ARGUMENTS,
     ROOT,
@@ -48,7 +48,7 @@ def example(name: str) -> dict:
 @pytest.mark.parametrize("ours", [True, False], ids=["AdaGRPOTrainer", "the same script with TRL's names"])
 def test_quick_start(tmp_path, monkeypatch, ours):
     """The quick start trains, and so does the GRPO script that the diff of the README begins with."""
-    text = (ROOT / "examples" / "quick_start.py").read_text() if ours else quick_start_scripts()[0]
+    text = (ROOT / "examples" / "quick_start.py").read_text() if ours else quick_start_before()
     module, prefix = (ada_trl, "Ada") if ours else (trl, "")
     trainer_class, config_class = (getattr(module, f"{prefix}GRPO{name}") for name in ("Trainer", "Config"))
     sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -163,7 +163,9 @@ def test_agent_on_two_processes(tmp_path):
 
 
 def test_custom_advantage(tmp_path, monkeypatch):
-    """The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration."""
+    """
+    The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration.
+    """
     names = example("custom_advantage")
     pass_rate_N, expected_N = np.array([0.2, 0.7, 0.5, 0.9, 0.4]), np.zeros(5)
     columns = {"source": np.array(["a", "b", "a", "b", "a"])}

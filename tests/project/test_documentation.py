@@ -5,7 +5,6 @@ import importlib
 import re
 
 import pytest
-import yaml
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
 from ada_trl.commands.options import parse_args
@@ -23,7 +22,7 @@ from ..documentation import (
     expand,
     field_tables,
     generic,
-    quick_start_scripts,
+    quick_start_before,
     server_metrics,
 )
 from ..helpers import build, moved
@@ -36,8 +35,8 @@ page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative
 # Settings
 
 
-def test_settings_page_matches_the_docstring():
-    assert f"<!-- fields -->\n{field_tables()}\n<!-- end -->" in (DOCS / "settings.md").read_text(), (
+def test_table_of_options_matches_the_docstring():
+    assert f"<!-- fields -->\n{field_tables()}\n<!-- end -->" in (DOCS / "reference.md").read_text(encoding="utf-8"), (
         "`python -m tests.documentation` writes them."
     )
 
@@ -45,10 +44,10 @@ def test_settings_page_matches_the_docstring():
 @page
 def test_settings_in_the_text_exist(page):
     """`name=value` in the text, and fields of our own in YAML blocks."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     known = {
         *FIELDS,
-        *("prompt_oversampling", "selection_correction", "value_model", "pass_rate_prior"),  # docs/negative_results.md
+        *("prompt_oversampling", "selection_correction", "value_model", "pass_rate_prior"),  # negative results
         *vars(AdaGRPOTrainer),
         "environment_factory",
         "peft_config",
@@ -70,16 +69,16 @@ def test_yaml_blocks_are_valid_configurations(block, tmp_path):
     parse_args([f"--config={tmp_path / 'run.yaml'}", *sizes])
 
 
-RECOMMENDED = re.findall(
-    r"\*\*([^*]+)\*\*.*?```yaml\n(.*?)```",
-    (DOCS / "settings.md").read_text().split("## Recommended settings")[1].split("\n## ")[0],
-    flags=re.S,
-)
+MODES = [
+    options
+    for options in re.findall(r"^\|[^|]+\| `([^`]+)`", README.read_text(encoding="utf-8"), flags=re.M)
+    if "=" in options
+]
 
 
-@pytest.mark.parametrize(("case", "block"), RECOMMENDED, ids=[case for case, _ in RECOMMENDED])
-def test_recommended_settings_train(case, block, tmp_path):
-    assert any(moved(build(tmp_path, **yaml.safe_load(block))).values())
+@pytest.mark.parametrize("options", MODES)
+def test_modes_of_the_readme_train(options, tmp_path):
+    assert any(moved(build(tmp_path, **eval(f"dict({options})"))).values())
 
 
 # Metrics
@@ -107,8 +106,8 @@ def logged(tmp_path_factory):
     return names
 
 
-def test_metrics_page_has_exactly_the_metrics_that_are_logged(logged):
-    names = [name for section in documented_metrics().values() for name in section if name != "ada/"]
+def test_reference_has_exactly_the_metrics_that_are_logged(logged):
+    names = documented_metrics()
     assert len(names) == len(set(names))
     assert set(names) ^ logged == server_metrics(), "See server/test_sampling.py."
 
@@ -118,7 +117,7 @@ def test_metrics_page_has_exactly_the_metrics_that_are_logged(logged):
 
 @page
 def test_relative_links_and_anchors_exist(page):
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
         file = (page.parent / path) if path else page
         assert file.exists(), target
@@ -131,7 +130,7 @@ def test_commands_can_be_pasted(page, capsys):
     for words in commands(page):
         assert "…" not in " ".join(words), words
         if words[0] == "make":
-            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.M), words
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M), words
         for path in (path for word in words for path in expand(word)):
             if re.match(r"recipes/.*\.ya?ml$", path):
                 assert (ROOT / path).exists(), path
@@ -163,8 +162,10 @@ def check_options(module: str, words: list[str], capsys) -> None:
 
 
 def test_the_readme_links_to_every_page():
-    linked = set(re.findall(r"\]\(docs/([\w.]+)[)#]", README.read_text()))
-    assert linked == {page.name for page in DOCS.glob("*.md")}
+    linked = set(re.findall(r"\]\(((?:docs|benchmarks)/[\w/.]+\.md)[)#]", README.read_text(encoding="utf-8")))
+    assert linked == {
+        str(page.relative_to(ROOT)) for page in PAGES if page.relative_to(ROOT).parts[0] in ("docs", "benchmarks")
+    }
 
 
 # The README
@@ -172,24 +173,24 @@ def test_the_readme_links_to_every_page():
 
 def test_quick_start_of_the_readme_is_the_example():
     """The diff of the README turns a GRPO script, which tests/examples trains, into the example."""
-    script = (ROOT / "examples" / "quick_start.py").read_text().partition("# ///\nfrom")
-    before, after = quick_start_scripts()
-    assert after == f"from{script[2]}"
+    before = quick_start_before().split("# ///\n")[1]
     assert "ada" not in before.lower() and "GRPOTrainer(" in before
 
 
 def test_numbers_in_the_text_of_the_readme_are_in_generated_tables():
     """Numbers with three decimals outside of generated blocks are found in a generated block of a page."""
     generated = r"<!-- [\w-]+ -->\n.*?<!-- end -->"
-    tables = "".join(text for page in PAGES for text in re.findall(generated, page.read_text(), flags=re.S))
-    written = re.findall(r"\b\d\.\d{3}\b", re.sub(generated, "", README.read_text(), flags=re.S))
+    tables = "".join(
+        text for page in PAGES for text in re.findall(generated, page.read_text(encoding="utf-8"), flags=re.S)
+    )
+    written = re.findall(r"\b\d\.\d{3}\b", re.sub(generated, "", README.read_text(encoding="utf-8"), flags=re.S))
     for number in written:
         assert number in tables, number
 
 
-def test_reward_function_of_the_metrics_page():
+def test_reward_function_of_the_reference():
     namespace = {}
-    exec(blocks(DOCS / "metrics.md", "python")[0], namespace)
+    exec(blocks(DOCS / "reference.md", "python")[0], namespace)
     assert namespace["short_and_right"](["1" * 10, " 2"], answer=["1", "2"]) == [0.0, 0.998]
 
 

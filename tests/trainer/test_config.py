@@ -120,7 +120,14 @@ INVALID = [
         BATCH | {"multi_objective_aggregation": "normalize_then_sum"},
         r"\('normalize_then_sum'\) requires baseline='pool'",
     ),
-    (BATCH | {"scale_rewards": "group"}, r"scale_rewards \('group'\) .*requires baseline='pool'.*'none' .*or 'batch'"),
+    *(
+        (
+            BATCH | {"scale_rewards": scale},
+            rf"scale_rewards \('{scale}'\) .*requires baseline='pool'.*'none' .*or 'rank'",
+        )
+        for scale in ("group", "batch")
+    ),
+    ({"scale_rewards": "rank"}, r"scale_rewards \('rank'\) requires baseline='batch'.*or use scale_rewards='none'"),
     (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) requires baseline='pool'"),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # selection of prompts
@@ -181,7 +188,7 @@ def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
             "allocation_rule": 1,
             "positive_threshold": 1,
         },
-        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("batch")},
+        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("rank")},
         {"adaptive_sampling": "uniform", "max_staleness": 0, "prompt_weighting": 1, "scale_rewards": np.True_},
     ],
     ids=lambda options: ", ".join(options),

@@ -10,11 +10,12 @@ import torch
 from trl import GRPOConfig
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer, __version__
+from ada_trl.core import pool_advantages
 from ada_trl.trainer.mode import Mode
 from ada_trl.trainer.reporting import describe_run, report_start, training_steps
 from ada_trl.trainer.vllm_session import ess_ratio
 
-from ..helpers import build, even_reward, logs_of
+from ..helpers import PROMPTS, build, even_reward, logs_of, prompt_dataset
 
 
 def config(**options) -> AdaGRPOConfig:
@@ -215,7 +216,11 @@ def train(tmp_path, caplog):
         (constant(None), BATCH, ("ada/frac_zero_advantage_groups is 100% now", "equal rewards or none")),
         # The mean of others is not exactly 0.1.
         *((constant(0.1), MODES[mode], ("all rewards are 0.1",)) for mode in ("batch", "batch of groups", "retries")),
-        (reward_of_prompt, ONE_ROUND, ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt")),
+        (
+            reward_of_prompt,
+            ONE_ROUND,
+            ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt"),
+        ),
         (one_scored, UNIFORM, ("ada/frac_zero_advantage_groups is 100% now", "or raise max_completion_length")),
         (one_scored, BATCH, ("ada/frac_zero_advantage_groups is 100% now",)),
     ],
@@ -344,6 +349,55 @@ def test_no_warning_where_retries_succeed_or_for_a_few_steps(reward, train):
     assert not warnings
     retried = [logs["ada/prompts/frac_retried"] for logs in logs_of(trainer)]
     assert reward is even_reward or np.mean(retried) > 0.5
+
+
+# Rewards that cannot be compared with those of other prompts
+
+
+def rewards_of(rollouts):
+    """A reward function with rewards from a generator and the number of a prompt, which are the same in every run."""
+    rng = np.random.default_rng(0)
+    return lambda prompts, **kwargs: [rollouts(rng, PROMPTS.index(prompt)) for prompt in prompts]
+
+
+with_outliers = rewards_of(lambda rng, _: -float(rng.lognormal(0, 2)))
+of_reward_model = rewards_of(lambda rng, prompt: 4.0 * prompt + float(rng.random()))
+binary = rewards_of(lambda rng, prompt: float(rng.random() < 0.1 + 0.2 * prompt))
+LARGE = {"per_device_train_batch_size": 128, "max_completion_length": 1, "dataset": prompt_dataset(128)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "fragments"),
+    [
+        (with_outliers, {}, ("Rare rewards far below all others", "Limit the reward", "set scale_rewards='rank'")),
+        (with_outliers, {"retries": 2, "positive_threshold": -0.5}, ("Rare rewards far below all others",)),
+        (
+            of_reward_model,
+            {},
+            ("Most rewards are different", "If their level depends on the prompt", "`ada-trl check`"),
+        ),
+        (of_reward_model, {"num_generations": 4, "scale_rewards": "rank"}, ("Rewards of different prompts",)),
+        (of_reward_model, {"num_generations": 4}, ("Rewards of different prompts differ much more",)),
+    ],
+)
+def test_rewards_that_cannot_be_compared_across_prompts_are_reported_once(reward, options, fragments, train):
+    _, (warning,) = train(reward, steps=5, **BATCH | LARGE | options)
+    assert warning.startswith("The first 512 rewards range from")
+    assert all(fragment in warning for fragment in fragments), warning
+    assert ("baseline='pool', adaptive_sampling='uniform'" in warning) == (reward is of_reward_model)
+
+
+@pytest.mark.parametrize(
+    ("reward", "options"),
+    [
+        (binary, BATCH),
+        (with_outliers, BATCH | {"scale_rewards": "rank"}),
+        (binary, BATCH | {"num_generations": 4}),
+        *((of_reward_model, mode) for mode in (UNIFORM, BATCH | {"advantage_func": pool_advantages})),
+    ],
+)
+def test_no_warning_where_rewards_are_comparable_or_not_compared(reward, options, train):
+    assert not train(reward, steps=5, **LARGE | options)[1]
 
 
 # Model cards
