@@ -1,4 +1,6 @@
-"""One thread: the models are so small that a second one only waits. Ctrl-C as on a terminal, also in the background."""
+"""
+One thread: the models are so small that a second one only waits. Ctrl-C as on a terminal, also in the background.
+"""
 
 import gc
 import os
@@ -11,6 +13,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():
-    """Each training ends with a full garbage collection: three quarters of its time, if it looks through all that was imported."""
+    """
+    Each training ends with a full garbage collection:
+    three quarters of its time, if it looks through all that was imported.
+    """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,7 @@
-"""Packages and long description, which setup.cfg cannot express: recipes are part of the package, and relative links get an address."""
+"""
+Packages and long description, which setup.cfg cannot express:
+recipes are part of the package, and relative links get an address.
+"""
 
 import re
 from configparser import ConfigParser

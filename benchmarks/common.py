@@ -21,7 +21,8 @@ FIGURES = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 ARCHIVE = ROOT / "benchmarks" / "README.md"
 README = ROOT / "README.md"
-# Sampling: options of `AdaGRPOConfig`, `bernoulli_rollouts` and the closed forms. The default of Seq-balance, and the paper's.
+# Sampling: options of `AdaGRPOConfig`, `bernoulli_rollouts` and the closed forms.
+# The default of Seq-balance, and the paper's.
 DEFAULT = {"min_positives": 1, "min_negatives": 1, "samples_per_round": 4, "max_rounds": 8}
 POS = {"min_positives": 1, "samples_per_round": 8, "max_rounds": 4}
 BALANCE = {"min_positives": 2, "min_negatives": 2, "samples_per_round": 8, "max_rounds": 4}
@@ -62,7 +63,8 @@ def bernoulli_rollouts(
     max_rounds: int = 1,
 ) -> Rollouts:
     """
-    Sample prompts whose rollouts have reward 1 with the given probabilities, else 0, in the rounds of [`~core.sample_slots`].
+    Sample prompts whose rollouts have reward 1 with the given probabilities, else 0,
+    in the rounds of [`~core.sample_slots`].
 
     The defaults are those of GRPO: one round, which meets any exit condition.
     """

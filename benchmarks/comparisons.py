@@ -50,7 +50,9 @@ ACCURACY, PASS_AT_16, SPEED = final("accuracy"), final("pass@16"), over_evaluati
 
 
 def cost_to_reach(run: pd.DataFrame, column: str, target: float) -> float:
-    """The cost at which a run first reached the accuracy `target`, linear between evaluations; infinite if it never did."""
+    """
+    The cost at which a run first reached the accuracy `target`, linear between evaluations; infinite if it never did.
+    """
     accuracy, spent = run["accuracy"].to_numpy(), run[column].to_numpy(dtype=float)
     reached = np.flatnonzero(accuracy >= target)
     if not len(reached):
@@ -119,8 +121,8 @@ class Comparison:
 
     def share_of_tokens(self, method: str) -> str:
         """
-        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's tokens. For the
-        reference, which may have reached it before, a share of at most 1, without an interval.
+        Generated tokens at the final accuracy of the same seed's run of the reference, as a fraction of that run's
+        tokens. For the reference, which may have reached it before, a share of at most 1, without an interval.
         """
         shares = []
         for seed, other in self.runs[self.reference].items():

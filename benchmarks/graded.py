@@ -30,12 +30,14 @@ CELLS = {(name, method) for method, own in METHODS.items() for name in own.rates
 PART_B = {
     (name, method)
     for name, method in CELLS
-    if method in (names.BATCH_SCALED, RETRIES) or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
+    if method == RETRIES or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
 }
 
 
 def complete(rows: pd.DataFrame) -> dict[str, Comparison]:
     """The methods on each set, with the seeds of which all runs of their part are finished."""
+    # Two methods that have lost a task have "significantly" different pass rates of 1e-14.
+    rows = rows.assign(accuracy=rows["accuracy"].round(6))
     ends = rows[rows["step"] > 0]
     done = set(zip(ends["prompt_set"], ends["method"], ends["seed"], strict=True))
     seeds = {}

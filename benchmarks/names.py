@@ -20,7 +20,9 @@ SMALL_ROUNDS = f"{SEQ_BALANCE} (1/√p, M=4, K=1+1)"
 
 
 def batch_retries(retries: int) -> str:
-    """Batch baseline with one rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps."""
+    """
+    Batch baseline with one rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps.
+    """
     if not retries:
         return BATCH
     return f"{BATCH}, {retries} {'retry' if retries == 1 else 'retries'}"

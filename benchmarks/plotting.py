@@ -24,7 +24,9 @@ COST = ("num_tokens", "step_time", "ada/tokens/generated")  # summed by `total`,
 
 
 def find_in(run: str | Path, name: str) -> Path | None:
-    """Find a file of a run (an output directory or a checkpoint) or of its last checkpoint; `None` if neither has it."""
+    """
+    Find a file of a run (an output directory or a checkpoint) or of its last checkpoint; `None` if neither has it.
+    """
     from transformers.trainer_utils import get_last_checkpoint  # it imports torch, which takes seconds
 
     directories = [Path(run), Path(get_last_checkpoint(run) or run)]
@@ -33,7 +35,8 @@ def find_in(run: str | Path, name: str) -> Path | None:
 
 def read_log(run: str | Path) -> list[dict[str, Any]]:
     """
-    Read the `log_history` of a run, of `AdaGRPOTrainer` or `GRPOTrainer`, from its directory or from its last checkpoint.
+    Read the `log_history` of a run, of `AdaGRPOTrainer` or `GRPOTrainer`,
+    from its directory or from its last checkpoint.
 
     Raises:
         `FileNotFoundError`: if there is none.
@@ -41,8 +44,8 @@ def read_log(run: str | Path) -> list[dict[str, Any]]:
     path = find_in(run, "trainer_state.json")
     if path is None:
         raise FileNotFoundError(
-            f"{str(run)!r} has no trainer_state.json, and no checkpoint with one. Give the output directory of a run that has "
-            "saved checkpoints, or call trainer.save_state() at the end of training."
+            f"{str(run)!r} has no trainer_state.json, and no checkpoint with one. Give the output directory of a run "
+            "that has saved checkpoints, or call trainer.save_state() at the end of training."
         )
     return json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
@@ -66,8 +69,8 @@ def curve(log: Log, name: str) -> Curve:
 
 def total(log: Log, name: str) -> Curve:
     """
-    Sum a metric over all steps so far. Logged values are means over the steps since the last log, so each is multiplied
-    by their number; a missing value counts as 0.
+    Sum a metric over all steps so far. Logged values are means over the steps since the last log, so each is
+    multiplied by their number; a missing value counts as 0.
     """
     steps, values = curve(log, name)
     return Curve(steps, np.cumsum(np.nan_to_num(values) * np.diff(steps, prepend=0)))
@@ -96,8 +99,8 @@ def against(log: Log, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
 
 def smoothed(log: Log, window: int) -> list[dict[str, Any]]:
     """
-    Replace every metric by its mean over the last `window` steps (those of them that were logged). Costs and evaluations
-    are not changed.
+    Replace every metric by its mean over the last `window` steps (those of them that were logged). Costs and
+    evaluations are not changed.
 
     Args:
         log (`Log`):

@@ -1,7 +1,8 @@
 """
 Statistics of comparisons over seeds, and the words that a comparison allows.
 
-Every interval, bold cell and comparing sentence of the documents is made here, so that no sentence is stronger than its test.
+Every interval, bold cell and comparing sentence of the documents is made here,
+so that no sentence is stronger than its test.
 """
 
 import functools
@@ -42,12 +43,13 @@ class Interval(NamedTuple):
 @functools.cache
 def nominal_level(looks: tuple[int, ...]) -> float:
     """
-    Level of the single t-tests so that the type I error of several looks at growing data is `ERROR` in total (Pocock's rule).
+    Level of the single t-tests so that the type I error of several looks at growing data is `ERROR`
+    in total (Pocock's rule).
 
-    A comparison is examined with `looks[0]` seeds, and if it is not significant, again with `looks[1]` seeds, and so on. Under
-    the null hypothesis it is reported as significant if the smallest of the p-values is below the level. The level is therefore
-    the `ERROR` quantile of the smallest p-value, here over simulated normal differences. For looks at 3 and 5 seeds it is 0.028:
-    without correction the type I error would be 8.6 %.
+    A comparison is examined with `looks[0]` seeds, and if it is not significant, again with `looks[1]` seeds, and so
+    on. Under the null hypothesis it is reported as significant if the smallest of the p-values is below the level. The
+    level is therefore the `ERROR` quantile of the smallest p-value, here over simulated normal differences. For looks
+    at 3 and 5 seeds it is 0.028: without correction the type I error would be 8.6 %.
     """
     return ERROR if len(looks) == 1 else float(np.quantile(smallest_p_values(looks), ERROR))
 
@@ -72,8 +74,8 @@ def interval(values: Sequence[float], earlier_looks: tuple[int, ...] = ()) -> In
         values (`Sequence[float]`):
             One value per seed.
         earlier_looks (`tuple[int, ...]`, *optional*):
-            Numbers of seeds with which the same comparison was examined before more seeds were added. The interval is wider
-            then, see [`nominal_level`].
+            Numbers of seeds with which the same comparison was examined before more seeds were added. The interval is
+            wider then, see [`nominal_level`].
     """
     values = np.asarray(values, dtype=float)
     if len(values) < MIN_SEEDS:

@@ -8,8 +8,8 @@ r"""
 An agent that plays higher-or-lower by calling a tool. The reward comes from the environment.
 
 `uv run examples/agent.py`, or `accelerate launch --num_processes 2 examples/agent.py`. Every rollout gets a separate
-environment. The public methods of the environment are the tools. `reset` receives every column of the dataset's row and
-returns a text that is appended to the prompt. For stateless tools, pass functions as `tools=[...]` instead of
+environment. The public methods of the environment are the tools. `reset` receives every column of the dataset's row
+and returns a text that is appended to the prompt. For stateless tools, pass functions as `tools=[...]` instead of
 `environment_factory`.
 """
 

@@ -7,8 +7,8 @@
 """
 Conversational data with evaluation on a held-out set. The best checkpoint is kept.
 
-`uv run examples/conversation.py`. Each `prompt` is a list of messages. Evaluation samples 4 completions per held-out prompt
-without adaptive sampling, so `eval_reward` can be compared with any GRPO run.
+`uv run examples/conversation.py`. Each `prompt` is a list of messages. Evaluation samples 4 completions per held-out
+prompt without adaptive sampling, so `eval_reward` can be compared with any GRPO run.
 """
 
 import sys

@@ -20,7 +20,9 @@ PENALTY_PER_TOKEN = 0.1 / 1024
 
 
 def baseline_per_source(rollouts: Rollouts) -> np.ndarray:
-    """The reward minus the mean of all other rollouts from the same source, so that the gradient is unbiased; shape (N,)."""
+    """
+    The reward minus the mean of all other rollouts from the same source, so that the gradient is unbiased; shape (N,).
+    """
     source_N = np.unique(rollouts.columns["source"], return_inverse=True)[1]
     reward_N, has_reward_N = np.nan_to_num(rollouts.reward_N), rollouts.has_reward_N
     sum_N, count_N = (np.bincount(source_N, values)[source_N] for values in (reward_N, has_reward_N))
@@ -46,7 +48,8 @@ if __name__ == "__main__":
         reward_funcs=accuracy_reward,
         args=AdaGRPOConfig(
             output_dir="out",
-            baseline="batch",  # one rollout for each of 64 prompts per step; the function takes the place of the baseline
+            # One rollout for each of 64 prompts per step; the function takes the place of the baseline.
+            baseline="batch",
             retries=2,
             per_device_train_batch_size=8,
             gradient_accumulation_steps=8,

@@ -7,9 +7,9 @@
 r"""
 Full fine-tuning on GSM8K with two rewards, one for the format and one for the answer.
 
-`uv run examples/two_rewards.py`, or `accelerate launch examples/two_rewards.py`. `success_reward` selects the reward function
-that defines success, and with it which prompts are sampled again; with the weighted sum, a correct format alone could count as a
-success. `--baseline pool --retries 0` selects the paper's baseline.
+`uv run examples/two_rewards.py`, or `accelerate launch examples/two_rewards.py`. `success_reward` selects the reward
+function that defines success, and with it which prompts are sampled again; with the weighted sum, a correct format
+alone could count as a success. `--baseline pool --retries 0` selects the paper's baseline.
 """
 
 import re

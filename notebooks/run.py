@@ -1,7 +1,8 @@
 """
 Execute notebooks from a clean kernel and store their outputs: `python notebooks/run.py [FILE …]`, default all.
 
-With `ADA_TRL_DRY_RUN=1`, the notebook that needs a GPU runs the same cells in a few steps on a CPU; its outputs are not stored.
+With `ADA_TRL_DRY_RUN=1`, the notebook that needs a GPU runs the same cells in a few steps on a CPU;
+its outputs are not stored.
 """
 
 import argparse
@@ -17,7 +18,9 @@ DRY_RUN = "ADA_TRL_DRY_RUN"  # environment variable
 
 
 def execute(path: Path, timeout: float | None = 600) -> nbformat.NotebookNode:
-    """Execute a notebook and return it with new outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails."""
+    """
+    Execute a notebook and return it with new outputs; raises `nbclient.exceptions.CellExecutionError` if a cell fails.
+    """
     notebook = nbformat.read(path, as_version=4)
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # text progress bars are sufficient
     client = NotebookClient(

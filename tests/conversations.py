@@ -30,7 +30,9 @@ def add(a: int, b: int) -> int:
 
 
 class ToolUser(Recorder):
-    """Its policy is scripted: every other completion calls the tool `add` and then says the sum, others say nothing."""
+    """
+    Its policy is scripted: every other completion calls the tool `add` and then says the sum, others say nothing.
+    """
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, **kwargs):
         texts = []

@@ -95,7 +95,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def field_tables() -> str:
-    """The table of docs/reference.md: name, default and meaning of every option that `AdaGRPOConfig` adds or changes."""
+    """The table of docs/reference.md: name, default, meaning of every option that `AdaGRPOConfig` adds or changes."""
     rows = []
     for name in AdaGRPOConfig.__annotations__:
         parameter = AdaGRPOConfig.__dataclass_fields__[name]

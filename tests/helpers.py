@@ -34,7 +34,8 @@ ROOT = Path(__file__).parent.parent
 PROMPTS = ["1+2=", "31+4=", "5+55=", "7+8="]
 VISION_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -226,7 +227,10 @@ class Recorder(AdaGRPOTrainer):
 
 
 def expand_mode(options: dict) -> dict:
-    """The options, in which tests may abbreviate `adaptive_sampling="est"` with an estimator to "est-ema" and "est-value"."""
+    """
+    The options, in which tests may abbreviate `adaptive_sampling="est"` with an estimator to "est-ema" and
+    "est-value".
+    """
     mode = options.get("adaptive_sampling") or ""
     if not mode.startswith("est-"):
         return options

@@ -72,8 +72,8 @@ class AdaScriptArguments(ScriptArguments, DatasetMixtureConfig):
         default=None,
         metadata={
             "help": "Reward functions: dotted import paths (`my_package.rewards.accuracy`, looked up in the current "
-            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create one, "
-            "or reward models by name or local path."
+            "directory too; `trl.rewards.accuracy_reward`), calls with keyword arguments of functions that create "
+            "one, or reward models by name or local path."
         },
     )
     prepare: str | None = field(

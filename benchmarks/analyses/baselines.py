@@ -1,11 +1,12 @@
 """
 The noise of one prompt's gradient with the group mean and with the batch mean as baseline, in closed form.
 
-Noise: rollouts for a given signal-to-noise ratio of the update, relative to GRPO with n = 4 and without std normalization.
+Noise: rollouts for a given signal-to-noise ratio of the update,
+relative to GRPO with n = 4 and without std normalization.
 
-Model of the policy: ∇ log π of each rollout has the same length and a random direction, except for its component along the
-gradient of the prompt's logit, which is 1 − p for a positive and −p for a negative rollout. The signal of a prompt is then
-E[Σ A_i (y_i − p)], and the power of its noise is E[Σ A_i²].
+Model of the policy: ∇ log π of each rollout has the same length and a random direction, except for its component along
+the gradient of the prompt's logit, which is 1 − p for a positive and −p for a negative rollout. The signal of a prompt
+is then E[Σ A_i (y_i − p)], and the power of its noise is E[Σ A_i²].
 
 `python -m benchmarks.analyses.baselines` writes its table into `docs/method.md`.
 """
@@ -112,9 +113,9 @@ def sentences() -> str:
     name = f"{names.BATCH}, mean reward 0.5"
     at_the_mean = 1 - rollouts_for_equal_noise(name, np.array([0.5])).item()
     return (
-        f"For the signal-to-noise ratio of GRPO n=4, the batch baseline needs {at_the_mean:.0%} fewer rollouts for prompts whose "
-        f"pass rate is the mean reward of the batch, and many times more for prompts far from it; over a batch with uniformly "
-        f"distributed pass rates it needs {uniform_batch(BATCH[name]) - 1:.1%} more."
+        f"For the signal-to-noise ratio of GRPO n=4, the batch baseline needs {at_the_mean:.0%} fewer rollouts for "
+        "prompts whose pass rate is the mean reward of the batch, and many times more for prompts far from it; over "
+        f"a batch with uniformly distributed pass rates it needs {uniform_batch(BATCH[name]) - 1:.1%} more."
     )
 
 

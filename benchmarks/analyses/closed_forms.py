@@ -1,10 +1,10 @@
 """
 Closed forms of the paper's figures 3, 7 and 10 (v3), as computed by `ada_trl.core`.
 
-Figure 3: f(p) and its weight f'(p), for more powers than in the paper. Figure 7 (appendix B): 4096 rollouts allocated to 512 prompts
-with uniformly distributed pass rates, by the power rule (optimal for RFT) and by the rule of minimal variance. Figure 10 (appendix D,
-simulated in the paper): expected rollouts per prompt by exit condition. `python -m benchmarks.analyses.closed_forms` writes
-`docs/figures/objectives.png` and `docs/figures/sampling_cost.png`.
+Figure 3: f(p) and its weight f'(p), for more powers than in the paper. Figure 7 (appendix B): 4096 rollouts allocated
+to 512 prompts with uniformly distributed pass rates, by the power rule (optimal for RFT) and by the rule of minimal
+variance. Figure 10 (appendix D, simulated in the paper): expected rollouts per prompt by exit condition.
+`python -m benchmarks.analyses.closed_forms` writes `docs/figures/objectives.png` and `docs/figures/sampling_cost.png`.
 """
 
 import numpy as np

@@ -67,8 +67,8 @@ def pool_distribution(
     max_rounds: int = 1,
 ) -> PoolDistribution:
     """
-    The exact distribution of the pool that [`~core.sample_slots`] ends with, for independent rollouts that are positive with
-    probability p ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
+    The exact distribution of the pool that [`~core.sample_slots`] ends with, for independent rollouts that are
+    positive with probability p ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), Algorithm 2).
 
     The number of positives of the pools that are still active, round by round: each adds Binomial(M, p) positives,
     and the pools that meet the exit condition, or have drawn M · N, leave with what they have.
@@ -111,8 +111,8 @@ def sequential_outcome(pass_rates: ArrayLike, *, samples_per_round: int, **sampl
     | *pos*, K_pos = 1 | (1−p)^(MN) + p^M | no positive at the cap, or a first round that was all correct |
     | *balance*, K_pos, K_neg ≥ 1 | p^(MN) + (1−p)^(MN) | only the cap ends a uniform pool |
 
-    and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave all
-    correct after a later round.
+    and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave
+    all correct after a later round.
     """
     pools = pool_distribution(pass_rates, samples_per_round=samples_per_round, **sampling)
     rollouts = pools.probability @ pools.draws
@@ -136,8 +136,8 @@ def single_round_outcome(pass_rates: ArrayLike, sizes: ArrayLike) -> Outcome:
 
 def refill_outcome(pass_rates: ArrayLike, weights: ArrayLike, num_generations: int, *, max_rounds: int) -> Outcome:
     """
-    DAPO's dynamic sampling, of a *place in the batch* and not of a prompt: groups without a gradient are thrown away and
-    each is replaced by a fresh prompt's, for at most `max_rounds` rounds.
+    DAPO's dynamic sampling, of a *place in the batch* and not of a prompt: groups without a gradient are thrown away
+    and each is replaced by a fresh prompt's, for at most `max_rounds` rounds.
 
     With z = Σ_x weight_x · (p_x^n + (1−p_x)^n) a place stays empty with probability z^N and takes (1 − z^N) / (1 − z)
     rounds. Each round draws for the empty places only. Implementations that draw whole batches and throw the surplus

@@ -1,8 +1,9 @@
 """
 Figures of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) (v3) on sampling, for your own runs.
 
-`python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs with `log_completions` have logged under `ada/`; `--samples` plots completions
-sampled by `recipes.math.select` and `recipes.math.evaluate`. A figure without logged data is `None`.
+`python -m benchmarks.analyses.paper RUN [RUN …]` plots metrics that runs with `log_completions` have logged under
+`ada/`; `--samples` plots completions sampled by `recipes.math.select` and `recipes.math.evaluate`. A figure without
+logged data is `None`.
 """
 
 import argparse
@@ -26,16 +27,17 @@ ALLOCATION = "ada/allocation/rollouts_at_"  # followed by the middle of a bin of
 
 def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
     """
-    Correct completions of each problem, and the number of its completions, as `recipes.math.select` and `evaluate` scored them.
+    Correct completions of each problem, and the number of its completions,
+    as `recipes.math.select` and `evaluate` scored them.
 
     Args:
         path (`str` or `Path`):
-            A `scores.parquet`, or a directory with some below it. Those of several datasets, which are in folders beside
-            each other, are put together.
+            A `scores.parquet`, or a directory with some below it. Those of several datasets, which are in folders
+            beside each other, are put together.
 
     Returns:
-        `dict[str, tuple[list[int], int]]`: by the name of the folder of the datasets (in `evaluate`'s samples a model), or
-        of `path` if there is only one.
+        `dict[str, tuple[list[int], int]]`: by the name of the folder of the datasets (in `evaluate`'s samples a
+        model), or of `path` if there is only one.
 
     Raises:
         `ValueError`: if there is no file, or if problems of a folder have different numbers of completions.
@@ -51,8 +53,8 @@ def read_counts(path: str | Path) -> dict[str, tuple[list[int], int]]:
         numbers = {len(row) for row in rewards}
         if len(numbers) != 1:
             raise ValueError(
-                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; the number must be "
-                "the same for all. Give one of its scores.parquet files."
+                f"{folder} has problems with {', '.join(map(str, sorted(numbers))) or 'no'} completions; the number "
+                "must be the same for all. Give one of its scores.parquet files."
             )
         counts[folder.name] = [int(sum(row)) for row in rewards], numbers.pop()
     if not counts:
@@ -67,8 +69,8 @@ def with_metrics(runs: Mapping[str, Log], *names: str) -> dict[str, Log]:
 
 def quota_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Rollouts and missing quotas after each round: figure 5, one row per run. The first panel shows rollouts per step (other
-    runs in grey), the last one the fraction of prompts whose quotas are met after a round.
+    Rollouts and missing quotas after each round: figure 5, one row per run. The first panel shows rollouts per step
+    (other runs in grey), the last one the fraction of prompts whose quotas are met after a round.
     """
     rows = {run: log for run, log in runs.items() if by_round(log, "ada/frac_missing_positives")}
     if not rows:
@@ -125,8 +127,8 @@ def frontier_figure(runs: Mapping[str, Log]) -> "Figure | None":
 
 def allocation_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Rollouts per prompt against its estimated pass rate, in the first and the last third of the run: the allocation of Est
-    (compare figure 7).
+    Rollouts per prompt against its estimated pass rate, in the first and the last third of the run:
+    the allocation of Est (compare figure 7).
     """
     rows = {run: curves for run, log in runs.items() if (curves := _allocations(log))}
     if not rows:
@@ -160,8 +162,8 @@ def _allocations(log: Log) -> list[tuple[list[float], list[float]]]:
 
 def levels_figure(runs: Mapping[str, Log]) -> "Figure | None":
     """
-    Mean over prompts of their mean rewards, and mean over all rollouts: figure 9. The second one is lower where hard prompts
-    get more rollouts.
+    Mean over prompts of their mean rewards, and mean over all rollouts: figure 9. The second one is lower where hard
+    prompts get more rollouts.
     """
     names = {
         "ada/reward/macro_mean": "Mean reward over prompts",
@@ -212,7 +214,9 @@ def powers_of_two(n: int) -> list[int]:
 
 
 def subset_share(counts: Sequence[int], n: int, k: int) -> float:
-    """Mean over prompts of C(c, k) / C(n, k): the fraction of subsets of k of n completions that are among c of them."""
+    """
+    Mean over prompts of C(c, k) / C(n, k): the fraction of subsets of k of n completions that are among c of them.
+    """
     return float(np.mean([math.comb(int(c), k) for c in counts])) / math.comb(n, k)
 
 

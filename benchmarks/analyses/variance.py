@@ -1,11 +1,11 @@
 """
 Mean and noise of every gradient estimator on a bandit that can be solved exactly.
 
-The policy is a softmax over four answers, one of which is correct. Given the number of positive rollouts of a pool, `ada_trl.core`
-determines the selection and every advantage; which incorrect answer a negative rollout has is independent of that. So the
-expectation over all pools (`pool_distribution`) and the law of total variance give the estimator's mean and covariance without
-sampling. `python -m benchmarks.analyses.variance` writes `docs/figures/variance.png` and its table into
-`benchmarks/README.md`.
+The policy is a softmax over four answers, one of which is correct. Given the number of positive rollouts of a pool,
+`ada_trl.core` determines the selection and every advantage; which incorrect answer a negative rollout has is
+independent of that. So the expectation over all pools (`pool_distribution`) and the law of total variance give the
+estimator's mean and covariance without sampling. `python -m benchmarks.analyses.variance` writes
+`docs/figures/variance.png` and its table into `benchmarks/README.md`.
 """
 
 from dataclasses import dataclass, field
@@ -79,8 +79,8 @@ def moments(estimator: Estimator, pi: np.ndarray) -> tuple[np.ndarray, float, fl
     """
     Mean `(ARMS,)` and trace of the covariance of a prompt's gradient estimate, and its expected rollouts.
 
-    The estimate is the mean over the group of advantage × ∇ log π(answer). The groups of Est have different sizes in one
-    token-mean loss, so its mean is weighted with N_x / 4, where 4 is the mean size.
+    The estimate is the mean over the group of advantage × ∇ log π(answer). The groups of Est have different sizes in
+    one token-mean loss, so its mean is weighted with N_x / 4, where 4 is the mean size.
     """
     budget = int(est_budgets(pi[:1])[0])
     sampling = estimator.sampling or {"samples_per_round": budget}

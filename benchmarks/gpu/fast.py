@@ -2,8 +2,8 @@
 Seconds of generation and of steps with a vLLM server on the trainer's GPU.
 
 - *Generation*: one batch, with TRL's client and with ours.
-- *Steps* with an adapter (`vllm_weight_sync="lora"`): every method, Seq-balance with the rounds of the default and of the paper,
-  asynchronous and synchronous.
+- *Steps* with an adapter (`vllm_weight_sync="lora"`): every method, Seq-balance with the rounds of the default and of
+  the paper, asynchronous and synchronous.
 - *Weights*: seconds of a synchronization by `lora` and by `disk`.
 """
 
@@ -71,7 +71,8 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     "dynamic sampling": (AdaGRPOTrainer, GRPO | {"zero_variance_groups": "resample", "max_rounds": 4}),
 }
 FIRST_ROWS = 256
-# Steps of that many rows which decide, and how long the first one may take relative to the second one: stated before the runs.
+# Steps of that many rows which decide, and how long the first one may take relative to the second one:
+# stated before the runs.
 CRITERIA = {
     "Seq-balance / GRPO n=4": (names.SEQ_BALANCE, names.GRPO_4, 1.6),
     "asynchronous / synchronous rounds": (names.SEQ_BALANCE, f"{names.SEQ_BALANCE}{SYNCHRONOUS}", 0.75),
@@ -96,7 +97,9 @@ def build_tokenizer(size: Size) -> PreTrainedTokenizerFast:
 
 @torch.no_grad()
 def save_model(directory: Path, size: Size) -> None:
-    """A random model that ends a completion after each token with the same probability, so that their median is as given."""
+    """
+    A random model that ends a completion after each token with the same probability, so that their median is as given.
+    """
     tokenizer = build_tokenizer(size)
     model = random_model(
         tokenizer,
@@ -108,8 +111,9 @@ def save_model(directory: Path, size: Size) -> None:
         max_position_embeddings=2048,
         tie_word_embeddings=False,
     )
-    # The first coordinate of the residual stream is a constant that no layer reads or changes. It is larger than all others, so
-    # that the last normalization leaves sqrt(hidden) of it, and only the logit of the stop token depends on it.
+    # The first coordinate of the residual stream is a constant that no layer reads or changes. It is larger than all
+    # others, so that the last normalization leaves sqrt(hidden) of it, and only the logit of the stop token depends on
+    # it.
     model.model.embed_tokens.weight[:, 0] = 100.0
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp

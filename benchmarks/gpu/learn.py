@@ -23,9 +23,9 @@ MICRO_BATCH = 32  # rows: 16 processes with 64 need more than the 80 GB of an H1
 
 def plan(stored: set[Run]) -> list[tuple[str, Run]]:
     """
-    Names of the parts and their runs: first the second plan, part by part and seed by seed; then the part of the first one that
-    starts from another base model; then its training seeds, from the last one. Runs that are compared start from the same base
-    model, so the seed of a part of which a run is stored is left to the machine of that run.
+    Names of the parts and their runs: first the second plan, part by part and seed by seed; then the part of the first
+    one that starts from another base model; then its training seeds, from the last one. Runs that are compared start
+    from the same base model, so the seed of a part of which a run is stored is left to the machine of that run.
     """
     compared = {name: name for name in PARTS if name not in THIRD_PLAN} | {
         "group size": "confirmation"
@@ -71,8 +71,8 @@ def train(planned: Run, runs_dir: Path, task_dir: Path, steps: int, eval_every: 
 
 def main(output_dir: Path, limit: float, smoke: bool, *, workers: int, carried: Path) -> bool:
     """
-    Write one file per run to `output_dir / "runs"`. The table shows no result: the plan allows no look before a part is
-    complete. Returns whether base models and runs have succeeded, apart from runs for which there was no time.
+    Write one file per run to `output_dir / "runs"`. The table shows no result: the plan allows no look before a part
+    is complete. Returns whether base models and runs have succeeded, apart from runs for which there was no time.
     """
     started = time.monotonic()
     chosen = plan(stored_runs(STORED))

@@ -1,4 +1,6 @@
-"""Three steps in every mode in bfloat16, and whether `adaptive_sampling="uniform"` trains the weights of `GRPOTrainer`."""
+"""
+Three steps in every mode in bfloat16, and whether `adaptive_sampling="uniform"` trains the weights of `GRPOTrainer`.
+"""
 
 from pathlib import Path
 from statistics import mean

@@ -1,9 +1,9 @@
 """
 Collect for a machine without network what it lacks, in parts that one transfer carries.
 
-`python -m benchmarks.gpu.pack --python PYTHON` writes `outputs/gpu/1`, `2`, …, verifies that the stages can be imported from
-exactly these files, and prints the first command. `PYTHON` is the interpreter of an environment with the machine's packages
-(README.md).
+`python -m benchmarks.gpu.pack --python PYTHON` writes `outputs/gpu/1`, `2`, …, verifies that the stages can be
+imported from exactly these files, and prints the first command. `PYTHON` is the interpreter of an environment with the
+machine's packages (README.md).
 """
 
 import argparse

@@ -60,8 +60,8 @@ def reward(prompts: list[str], completions: list[str], **kwargs) -> list[float]:
 
 def train(engine: str, options: dict, tokens: int, sends_weights: bool = True) -> dict:
     """
-    Train with a server of this unit, or with an engine in this process. The trainer verifies the weights of a server before and
-    after each generation, and those of an engine by its rollouts, and raises an error if they differ.
+    Train with a server of this unit, or with an engine in this process. The trainer verifies the weights of a server
+    before and after each generation, and those of an engine by its rollouts, and raises an error if they differ.
 
     Raises:
         `ValueError`: if a loss or a weight is not finite, or a process or directory is left at the end.

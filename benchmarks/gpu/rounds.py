@@ -1,8 +1,8 @@
 """
 Seconds of Seq-balance without a server, with the rounds of the default and of the paper.
 
-With `transformers` and with a colocated engine, a round takes as long as its longest completion. The default has smaller rounds
-and more of them; they are filled up to 8 rollouts per prompt, which is left out in one unit.
+With `transformers` and with a colocated engine, a round takes as long as its longest completion. The default has
+smaller rounds and more of them; they are filled up to 8 rollouts per prompt, which is left out in one unit.
 """
 
 import contextlib

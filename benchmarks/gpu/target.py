@@ -1,8 +1,8 @@
 """
 One call on the GPU machine: unpack the part that it has brought, run its stages, and print the next call.
 
-`python3 -m benchmarks.gpu.target --results DIR` runs the call that is due. Standard library only, because the first part brings
-the packages.
+`python3 -m benchmarks.gpu.target --results DIR` runs the call that is due.
+Standard library only, because the first part brings the packages.
 """
 
 import argparse

@@ -45,7 +45,10 @@ def options_of_run(rows: int, micro_batch: int, tokens: int, steps: int) -> dict
 
 
 class Size(NamedTuple):
-    """Model and batch. With few wide layers, generation with `transformers` takes less time than in usual models of this size."""
+    """
+    Model and batch. With few wide layers, generation with `transformers` takes less time than
+    in usual models of this size.
+    """
 
     hidden: int = 2048
     layers: int = 8

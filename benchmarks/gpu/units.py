@@ -1,4 +1,7 @@
-"""Units of work in processes with a common time limit. Their results are in one file, so that a repeated command continues."""
+"""
+Units of work in processes with a common time limit.
+Their results are in one file, so that a repeated command continues.
+"""
 
 import contextlib
 import functools
@@ -63,8 +66,8 @@ def run(
     reuse_processes: bool = True,
 ) -> dict[str, dict]:
     """
-    Run the units that have no result in the file `path`, or an error. At the limit, the running processes are ended, with all
-    that they have started.
+    Run the units that have no result in the file `path`, or an error. At the limit, the running processes are ended,
+    with all that they have started.
 
     Args:
         units (`Sequence[Unit]`):
@@ -74,8 +77,8 @@ def run(
         seconds (`float`):
             Time limit of all units together.
         workers (`int`, *optional*, defaults to `1`):
-            Number of processes. Each runs one unit after another. It is replaced after an error, because errors of CUDA make
-            the later calls of a process fail, too.
+            Number of processes. Each runs one unit after another. It is replaced after an error, because errors of
+            CUDA make the later calls of a process fail, too.
         equally_long (`bool`, *optional*, defaults to `False`):
             Whether no unit is started when less time is left than the fastest one has taken.
         reuse_processes (`bool`, *optional*, defaults to `True`):

@@ -1,16 +1,16 @@
 """
 The runs of the three plans (benchmarks/README.md): fixed methods, learning rates and seeds.
 
-`python -m benchmarks.learning.confirmation` writes one file per run to `outputs/learning/confirmation/`; a restarted command
-continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before the last one of a
-part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results in the repository; stored
-runs are not run again.
+`python -m benchmarks.learning.confirmation` writes one file per run to `outputs/learning/confirmation/`; a restarted
+command continues with the runs that are missing. Runs are ordered by part and seed, and no result is looked at before
+the last one of a part: the report shows nothing of an unfinished part. `--store` adds the finished runs to the results
+in the repository; stored runs are not run again.
 
 With `--methods`, `--task`, `--steps`, `--seeds`, `--rate` or `--model`, a part is repeated, whether or not its runs
-are stored: with some of its methods, on other problems, with another length, seeds, learning rate or model. It runs on a
-GPU if there is one, and a table of the results is printed. For example, the number of retries with
-a larger model: `--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`. The part *second model
-family* is trained with `--model FOLDER` only.
+are stored: with some of its methods, on other problems, with another length, seeds, learning rate or model. It runs on
+a GPU if there is one, and a table of the results is printed. For example, the number of retries with a larger model:
+`--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers
+4`. The part *second model family* is trained with `--model FOLDER` only.
 """
 
 import argparse

@@ -1,13 +1,14 @@
 """
 Comparisons on a pretrained language model with LoRA on all linear layers (recipes/reasoning).
 
-- `EQUAL_TOKENS`: every method samples about 64 rollouts per step, so methods with fewer rollouts per prompt see more prompts. No
-  prompt is sampled in two steps, except by retries.
-- `PAPER`: the paper's protocol. Every method trains on 16 prompts per step; additional rollouts are the cost of a method.
+- `EQUAL_TOKENS`: every method samples about 64 rollouts per step, so methods with fewer rollouts per prompt see more
+  prompts. No prompt is sampled in two steps, except by retries.
+- `PAPER`: the paper's protocol. Every method trains on 16 prompts per step;
+  additional rollouts are the cost of a method.
 
-The evaluation is exact: an answer is a single string, so one forward pass gives the probability of sampling it, and with it
-pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by sampling
-(`long_answers.py`).
+The evaluation is exact: an answer is a single string, so one forward pass gives the probability of sampling it, and
+with it pass@k. Only on the set `steps`, whose longer answers contain intermediate steps, accuracy is measured by
+sampling (`long_answers.py`).
 
 `benchmarks.learning.confirmation` trains them. The runs before the plans are stored as `language_model` and
 `language_rates`.
@@ -37,7 +38,8 @@ from .training import Run, Task, train_once
 
 ROLLOUTS_PER_STEP, STEPS, RATE = 64, 150, 3e-4
 PASS_AT = (1, 4, 16, 64)
-RATES = "language_rates"  # stored results of the comparison of learning rates, whose base model is that of the paper's protocol
+# Stored results of the comparison of learning rates, whose base model is that of the paper's protocol.
+RATES = "language_rates"
 LONG_SET, LONG_MICRO_BATCH = "steps", 16  # 64 rows of longer answers run out of 12 GiB
 CUT_SET, CUT_SIZE = "mixture-1024", 1024  # the first training problems of the mixture, which a run sees several times
 PAPER_PROMPTS = 16
@@ -75,7 +77,8 @@ EQUAL_TOKENS = {
     **{names.batch_retries(retries): _batch(retries) for retries in (1, 2, 3, 7)},
 }
 PAPER = {
-    # As in EQUAL_TOKENS, but from the same base model as the other runs here: a base that is trained again differs slightly.
+    # As in EQUAL_TOKENS, but from the same base model as the other runs here:
+    # a base that is trained again differs slightly.
     names.GRPO_4 + PAPER_SUFFIX: _grpo(4),
     names.GRPO_16 + PAPER_SUFFIX: _paper(16, adaptive_sampling="uniform", scale_rewards="group"),
     names.ALGORITHM_2 + PAPER_SUFFIX: _paper(**BALANCE, prompt_weighting="none"),
@@ -113,7 +116,9 @@ def load(base: Path):
 
 
 def evaluate(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: Dataset) -> dict:
-    """Exact accuracy and pass@k; by family also the probability that a group of four rollouts has zero reward variance."""
+    """
+    Exact accuracy and pass@k; by family also the probability that a group of four rollouts has zero reward variance.
+    """
     rates = np.asarray(pass_rates(model, tokenizer, rows))
     families = np.asarray(rows["family"])
 
@@ -151,8 +156,9 @@ def prepare_task(
     prompt_set: str, task_dir: Path, seed: int = 0, model: str | None = None, start_steps: int | None = None
 ) -> dict:
     """
-    Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a name on the
-    hub or a local folder; by default SmolLM2-135M-Instruct. `start_steps`: supervised steps, by default the recipe's.
+    Write the problems and the base model, if they are missing. Returns the evaluation before training. `model` is a
+    name on the hub or a local folder; by default SmolLM2-135M-Instruct. `start_steps`: supervised steps, by default
+    the recipe's.
     """
     steps = {} if start_steps is None else {"steps": start_steps}
     (written_steps if prompt_set == LONG_SET else reasoning).prepare(task_dir, model, seed=seed, **steps)

@@ -1,8 +1,8 @@
 """
 Evaluation of a language model whose answers contain intermediate steps (`recipes.reasoning.written_steps`).
 
-Many completions of a problem are correct, so each test problem is sampled `SAMPLES` times. The standard error of an accuracy,
-given the problems, is √(mean of p(1 − p) / 1536), at most 0.013.
+Many completions of a problem are correct, so each test problem is sampled `SAMPLES` times. The standard error of an
+accuracy, given the problems, is √(mean of p(1 − p) / 1536), at most 0.013.
 """
 
 import numpy as np
@@ -24,7 +24,9 @@ PASS_AT = (1, 4, 16)
 def sample(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]
 ) -> tuple[list[str], torch.Tensor]:
-    """Sample a completion of each prompt at temperature 1; returns the texts and their numbers of tokens, `(prompts,)`."""
+    """
+    Sample a completion of each prompt at temperature 1; returns the texts and their numbers of tokens, `(prompts,)`.
+    """
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(model.device)
     output = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=MAX_COMPLETION_TOKENS)
     ids = output[:, inputs["input_ids"].size(1) :]  # (B, T)
@@ -32,7 +34,9 @@ def sample(
 
 
 def evaluate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, seed: int = 0) -> dict:
-    """Accuracy and pass@k, unbiased; by family also the zero-variance groups of four; tokens, and truncated completions."""
+    """
+    Accuracy and pass@k, unbiased; by family also the zero-variance groups of four; tokens, and truncated completions.
+    """
     rows = rows.sort("family")  # completions of a batch have similar lengths
     drawn = {name: [value for value in rows[name] for _ in range(SAMPLES)] for name in ("prompt", "family", "entry")}
     texts, lengths = [], []

@@ -119,8 +119,8 @@ def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_
 
 def build_large(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 48_000) -> None:
     """
-    Write `large_{train,test}.jsonl`: so many prompts that no run samples one twice, each with 1 to 12 correct completions
-    among 16.
+    Write `large_{train,test}.jsonl`: so many prompts that no run samples one twice,
+    each with 1 to 12 correct completions among 16.
     """
     model, tokenizer = load(base)
     rows = problems(num_candidates, seed=seed + 3000)
@@ -130,8 +130,8 @@ def build_large(base: Path, output_dir: Path, seed: int = 0, num_candidates: int
     selected = np.flatnonzero((positives >= LARGE_SET[0]) & (positives <= LARGE_SET[1]))
     if len(selected) < NUM_LARGE + NUM_TEST:
         raise ValueError(
-            f"Only {len(selected)} of {num_candidates} candidates are in the large set, {NUM_LARGE + NUM_TEST} are needed. "
-            "Raise num_candidates."
+            f"Only {len(selected)} of {num_candidates} candidates are in the large set, {NUM_LARGE + NUM_TEST} are "
+            "needed. Raise num_candidates."
         )
     write(output_dir / "large_test.jsonl", rows.select(selected[:NUM_TEST]))
     write(output_dir / "large_train.jsonl", rows.select(selected[NUM_TEST : NUM_TEST + NUM_LARGE]))

@@ -2,17 +2,18 @@
 Learning benchmarks with small models on integer addition (easy, hard and large sets) and sorting.
 
 - `equal_steps`: every method trains on 32 prompts per step, as in the paper, at one learning rate.
-- `equal_tokens`: every method samples about 128 rollouts per step (64 on sorting), so methods with fewer rollouts per prompt see more
-  prompts.
+- `equal_tokens`: every method samples about 128 rollouts per step (64 on sorting),
+  so methods with fewer rollouts per prompt see more prompts.
 - `one_rollout`: the same for the batch baseline with one rollout per prompt, from another base model.
 - `graded_rewards`: the same for graded rewards (benchmarks/README.md).
 - `one_step_ahead`: GRPO with and without `max_staleness=1`, on a vLLM server.
 
-The learning rates of `equal_tokens` were tuned for each method and set on two seeds that are not stored; those of the batch baseline
-were tuned for another baseline with one rollout per prompt, which has been removed.
+The learning rates of `equal_tokens` were tuned for each method and set on two seeds that are not stored; those of the
+batch baseline were tuned for another baseline with one rollout per prompt, which has been removed.
 
-`python -m benchmarks.learning.small_models EXPERIMENT` writes one file per run to `outputs/learning/EXPERIMENT/` and continues with the
-runs that are missing. `--store` adds the runs to the results in the repository; stored runs are not run again.
+`python -m benchmarks.learning.small_models EXPERIMENT` writes one file per run to `outputs/learning/EXPERIMENT/` and
+continues with the runs that are missing. `--store` adds the runs to the results in the repository; stored runs are not
+run again.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """
 Sorting with a scratch pad: prompts, and evaluation by sampling.
 
-A prompt has too many correct completions for exact pass rates, so each test prompt is sampled `SAMPLES` times. The standard
-error of an accuracy, given the prompts, is √(mean of p(1 − p) / 4096), at most 0.008.
+A prompt has too many correct completions for exact pass rates, so each test prompt is sampled `SAMPLES` times. The
+standard error of an accuracy, given the prompts, is √(mean of p(1 − p) / 4096), at most 0.008.
 """
 
 from pathlib import Path
@@ -25,7 +25,9 @@ PASS_AT = (1, 2, 4, 8, 16)
 
 
 def read(task_dir: Path, prompt_set: str) -> tuple[Dataset, Dataset]:
-    """Training and test prompts, not selected by difficulty. Both sets have the same prompts and differ in the reward."""
+    """
+    Training and test prompts, not selected by difficulty. Both sets have the same prompts and differ in the reward.
+    """
     rows = problems(NUM_TRAIN + NUM_TEST, seed=2000)
     return rows.select(range(NUM_TEST, len(rows))), rows.select(range(NUM_TEST))
 

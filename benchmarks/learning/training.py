@@ -1,8 +1,8 @@
 """
 Training and evaluation of one run of a learning benchmark, and the table of its results.
 
-`run_missing` writes one file per run, so that a restarted benchmark continues with the runs that are missing; `store` adds the
-runs' evaluations to the results in the repository.
+`run_missing` writes one file per run, so that a restarted benchmark continues with the runs that are missing; `store`
+adds the runs' evaluations to the results in the repository.
 """
 
 import importlib.metadata
@@ -123,8 +123,9 @@ def train_once(
     start: dict | None = None,
 ) -> dict:
     """
-    Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one generation
-    batch, also with several optimizer iterations (`num_iterations`). `start` is the evaluation before training, if it is known.
+    Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one
+    generation batch, also with several optimizer iterations (`num_iterations`). `start` is the evaluation before
+    training, if it is known.
     """
     torch.set_num_threads(1)
     options = COMMON | task.options | options | {"learning_rate": run.rate}
@@ -193,8 +194,8 @@ PROVENANCE = ("device", "commit", "versions")
 
 def evaluation_rows(record: dict) -> list[dict]:
     """
-    One row per evaluation with the sums and means of its steps so far, and one per evaluation and family of problems. The
-    `family` of the whole set is "all".
+    One row per evaluation with the sums and means of its steps so far, and one per evaluation and family of problems.
+    The `family` of the whole set is "all".
     """
     rows = []
     for evaluation in record["evaluations"]:

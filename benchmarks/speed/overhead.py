@@ -4,10 +4,11 @@ Overhead of adaptive sampling, excluding the generation of additional rollouts.
 `python -m benchmarks.speed.overhead` prints
 
 1. the CPU time of the sampling logic of a step of 4,096 and of 16,384 rollouts;
-2. time per step and peak memory of variants relative to the first one of their group, alternating in separate processes:
-   `adaptive_sampling="uniform"` and `GRPOTrainer`; Est with the value head and with success counts; the batch baseline with one
-   rollout per prompt, and GRPO n=4 with as many rows, on the arithmetic task and with prompts of 64 tokens. Ratios are of the
-   fastest steps, which are least affected by other load on the machine, and of the medians.
+2. time per step and peak memory of variants relative to the first one of their group, alternating in separate
+   processes: `adaptive_sampling="uniform"` and `GRPOTrainer`; Est with the value head and with success counts; the
+   batch baseline with one rollout per prompt, and GRPO n=4 with as many rows, on the arithmetic task and with prompts
+   of 64 tokens. Ratios are of the fastest steps, which are least affected by other load on the machine, and of the
+   medians.
 """
 
 import argparse
@@ -75,8 +76,8 @@ GROUPS = (
 
 def host_seconds(baseline: str, num_prompts: int, samples_per_round: int, max_rounds: int) -> float:
     """
-    CPU seconds of a step's sampling logic, without generation and rewards: rounds, selection, advantages and metrics. With the
-    baseline `"pool"` it is a step of Seq-balance in which (almost) no prompt meets the exit condition.
+    CPU seconds of a step's sampling logic, without generation and rewards: rounds, selection, advantages and metrics.
+    With the baseline `"pool"` it is a step of Seq-balance in which (almost) no prompt meets the exit condition.
     """
     rng, requests = np.random.default_rng(0), []
     quota = 2 if baseline == "pool" else 0

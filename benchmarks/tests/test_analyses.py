@@ -43,8 +43,8 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_moments_agree_with_listing_every_sequence_of_answers(name):
     """
-    All answers to all draws, each a slot. Which rollouts of a side are selected is random and the answers are exchangeable, so
-    averaging over the sequences averages over the selection too.
+    All answers to all draws, each a slot. Which rollouts of a side are selected is random and the answers are
+    exchangeable, so averaging over the sequences averages over the selection too.
     """
     estimator, pi = SMALL[name], variance.policy(0.3)
     sampling = {"min_positives": 0, "min_negatives": 0, "max_rounds": 1} | estimator.sampling
@@ -71,7 +71,10 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
 
 
 def test_rollouts_by_exit_condition_are_those_of_the_paper():
-    """K = 1: the expected rounds of Seq-pos are a geometric series; Seq-balance needs both kinds, so it is symmetric in p."""
+    """
+    K = 1: the expected rounds of Seq-pos are a geometric series;
+    Seq-balance needs both kinds, so it is symmetric in p.
+    """
     p = np.array([0.1, 0.5, 0.9])
     rounds = (1 - (1 - p) ** 32) / (1 - (1 - p) ** 4)
     assert closed_forms.cost("Seq-pos", 1, 32, p).rollouts == pytest.approx(4 * rounds)

@@ -1,5 +1,6 @@
 """
-Closed forms against simulation with the selection and the advantages of `ada_trl.core`, and the simulation against its scheduler.
+Closed forms against simulation with the selection and the advantages of `ada_trl.core`,
+and the simulation against its scheduler.
 
 Simulated shares and means are compared with their exact expectation, within five exact standard deviations of the
 mean: the chance that one comparison of a correct formula fails is below 6e-7, and all of them together below 1e-4.

@@ -1,4 +1,7 @@
-"""Units of work in processes of their own, for the tests of the benchmarks on a GPU. Without torch, so that they start quickly."""
+"""
+Units of work in processes of their own, for the tests of the benchmarks on a GPU.
+Without torch, so that they start quickly.
+"""
 
 import subprocess
 import sys

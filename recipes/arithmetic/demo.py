@@ -114,15 +114,15 @@ def table(results: list[dict]) -> str:
 REPORT = """\
 # Arithmetic demo
 
-Integer addition, 1 to 4 digits; every method starts from the same base model with the same seed and takes
-{steps} optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (batch baseline). Accuracy is measured
-by sampling 4 completions for each of 256 held-out problems; its standard error is about 0.015. This is a demonstration with
-one seed, not a comparison of the methods.
+Integer addition, 1 to 4 digits; every method starts from the same base model with the same seed and takes {steps}
+optimizer steps on 128 rollouts: 4 of each of 32 prompts, or 1 of each of 128 (batch baseline). Accuracy is measured by
+sampling 4 completions for each of 256 held-out problems; its standard error is about 0.015. This is a demonstration
+with one seed, not a comparison of the methods.
 
 {table}
 
-*Groups without a gradient*: fraction of groups whose rollouts all have advantage 0, mean over the run. *Training seconds*
-do not include evaluation.
+*Groups without a gradient*: fraction of groups whose rollouts all have advantage 0, mean over the run. *Training
+seconds* do not include evaluation.
 
 ![Accuracy against steps, generated tokens and time](curves.png)
 """

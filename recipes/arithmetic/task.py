@@ -1,8 +1,8 @@
 """
 Integer addition with mixed digit counts: a reinforcement learning task that needs no download.
 
-`python -m ada_trl.recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems) and
-`base/` (a Qwen2 model of 858 thousand parameters, pretrained until its pass rates spread from 0 to 1), which the
+`python -m ada_trl.recipes.arithmetic.task --output_dir outputs/arithmetic` writes `data/` (train and test problems)
+and `base/` (a Qwen2 model of 858 thousand parameters, pretrained until its pass rates spread from 0 to 1), which the
 configurations in this folder start from. `ada-trl train` creates them automatically if they are missing.
 """
 
@@ -68,9 +68,11 @@ def build_model(
 
 def problems(number: int, seed: int, digits: tuple[int, ...] = tuple(range(1, MAX_DIGITS + 1))) -> Dataset:
     """
-    Generate distinct sums with columns `prompt` (`"12+345="`), `answer` (`"357"`) and `digits` (of the longer summand).
+    Generate distinct sums with columns `prompt` (`"12+345="`),
+    `answer` (`"357"`) and `digits` (of the longer summand).
 
-    The digit counts of both summands are sampled uniformly from `digits`, so that short sums are as frequent as long ones.
+    The digit counts of both summands are sampled uniformly from `digits`,
+    so that short sums are as frequent as long ones.
     """
     rng = random.Random(seed)
     rows = {}
@@ -170,7 +172,9 @@ def sampled_accuracy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
 
 
 def collate(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> dict[str, torch.Tensor]:
-    """Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    """
+    Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T).
+    """
     prompts, answers = zip(*pairs, strict=True)
     texts = [prompt + answer + tokenizer.eos_token for prompt, answer in pairs]
     batch = tokenizer(list(texts), padding=True, padding_side="right", return_tensors="pt")

@@ -1,8 +1,8 @@
 """
 A vLLM server for the arithmetic task, on any Linux machine, with or without a GPU.
 
-`python -m ada_trl.recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the flags
-that every weight sync without NCCL needs. For another model, copy the command that it prints.
+`python -m ada_trl.recipes.arithmetic.vllm_server` serves `outputs/arithmetic/base` on port 8000 until Ctrl-C, with the
+flags that every weight sync without NCCL needs. For another model, copy the command that it prints.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def command(
         "--model": model,
         "--host": "127.0.0.1",
         "--port": port,
-        # In float32 its log-probabilities agree with the trainer's, to 1e-6 on a CPU. vLLM's kernels for adapters on a GPU do not
-        # support it.
+        # In float32 its log-probabilities agree with the trainer's, to 1e-6 on a CPU.
+        # vLLM's kernels for adapters on a GPU do not support it.
         "--dtype": "bfloat16" if on_gpu and max_lora_rank else "float32",
         "--max-model-len": max_model_len,
         "--kv-cache-memory-bytes": 64 * 2**20,

@@ -20,17 +20,18 @@ def clean(
     """
     Remove unusable problems, keeping the dataset's order.
 
-    A problem is unusable if its text or answer is missing or a placeholder, if it has more than `max_tokens` tokens, if
-    neither its references nor its annotated solution can be verified ([Reinforce-Ada](https://huggingface.co/papers/2510.04996),
-    v1), or if an earlier problem has the same normalized text.
+    A problem is unusable if its text or answer is missing or a placeholder, if it has more than `max_tokens` tokens,
+    if neither its references nor its annotated solution can be verified
+    ([Reinforce-Ada](https://huggingface.co/papers/2510.04996), v1),
+    or if an earlier problem has the same normalized text.
 
-    - The references are verified if math-verify recognizes the answer, unless the dataset marks all recorded solutions as
-      incorrect (`correctness_math_verify`).
-    - The annotated solution is verified if math-verify recognizes its last `\\boxed{}` and finds it equal to the answer.
-      If the answer itself is not recognized, the boxed one replaces it.
+    - The references are verified if math-verify recognizes the answer, unless the dataset marks all recorded solutions
+      as incorrect (`correctness_math_verify`).
+    - The annotated solution is verified if math-verify recognizes its last `\\boxed{}` and finds it equal to the
+      answer. If the answer itself is not recognized, the boxed one replaces it.
 
-    With a custom reward function there are no answers to verify (`verify=False`). Returns the remaining problems, and the
-    number removed by each filter, in order.
+    With a custom reward function there are no answers to verify (`verify=False`). Returns the remaining problems, and
+    the number removed by each filter, in order.
     """
     if verify:
         problems = _replace_unrecognized_answers(problems)

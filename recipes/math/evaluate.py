@@ -1,7 +1,8 @@
 """
 Compare models by average@k and unbiased pass@k with confidence intervals, as in the paper's evaluation.
 
-`python -m ada_trl.recipes.math.evaluate --models Qwen/Qwen2.5-Math-1.5B outputs/seq-balance --output_dir outputs/evaluation`
+`python -m ada_trl.recipes.math.evaluate --models Qwen/Qwen2.5-Math-1.5B outputs/seq-balance
+--output_dir outputs/evaluation`
 
 After an interruption the same command continues; with more models, only the new ones are sampled.
 """
@@ -113,12 +114,12 @@ def tabulate(
         measured (`Mapping[str, Mapping[str, Measurement]]`):
             Measurements by model and dataset. The first model is the reference, problem by problem.
         pass_rates (`list[list[float]]`, *optional*):
-            Pass rates of the problems of each dataset, which define the difficulty bins. They must be measured with other
-            completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
+            Pass rates of the problems of each dataset, which define the difficulty bins. They must be measured with
+            other completions than `measured`, since a low pass rate regresses to the mean when it is measured again.
 
     Returns:
-        `pd.DataFrame`: `metric`, `model`, `problems` (a dataset, a difficulty bin, or all), their `number`, the `value`, and
-        its 95 % interval from `low` to `high`.
+        `pd.DataFrame`: `metric`, `model`, `problems` (a dataset, a difficulty bin, or all), their `number`, the
+        `value`, and its 95 % interval from `low` to `high`.
     """
     reference, first = next(iter(measured.items()))
     everything = {name: np.arange(len(data.rewards)) for name, data in first.items()}

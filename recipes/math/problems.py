@@ -73,7 +73,8 @@ def load_problems(name: str, args: "SamplingArguments", config: str | None = Non
     """
     Load the problems of a dataset in its order. A missing problem or answer becomes an empty text.
 
-    A custom reward function may need any column, so all columns are kept in this case, and the column `prompt` is preferred.
+    A custom reward function may need any column, so all columns are kept in this case,
+    and the column `prompt` is preferred.
 
     Raises:
         `ValueError`: if the dataset, the split or a column does not exist, or contains neither text nor conversations.
@@ -95,7 +96,8 @@ def load_problems(name: str, args: "SamplingArguments", config: str | None = Non
                 text = "\n".join([message["content"] for message in messages])
             except (KeyError, TypeError) as error:
                 raise ValueError(
-                    f"Column {problem_column!r} of {name!r} contains neither text nor conversations. Set --problem_column."
+                    f"Column {problem_column!r} of {name!r} contains neither text nor conversations. "
+                    "Set --problem_column."
                 ) from error
         columns = row if custom else {column: row[column] for column in extra}
         if not custom:

@@ -12,9 +12,9 @@ INSTRUCTION = r"Let's think step by step and output the final answer within \box
 
 def to_prompt(problem: str) -> list[dict[str, str]]:
     """
-    Build the conversation that the authors of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) train every model
-    on: the system prompt, and the problem followed by a space and the instruction. The model's own chat template renders
-    it.
+    Build the conversation that the authors of [Reinforce-Ada](https://huggingface.co/papers/2510.04996) train every
+    model on: the system prompt, and the problem followed by a space and the instruction. The model's own chat template
+    renders it.
     """
     return [
         {"role": "system", "content": SYSTEM_PROMPT},
@@ -24,8 +24,8 @@ def to_prompt(problem: str) -> list[dict[str, str]]:
 
 def with_prompts(dataset: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
     """
-    Add the column `prompt` to a dataset with the column `problem`, and rename `gt`, as in the authors' sets on the hub, to
-    `answer`. A dataset with prompts is returned as it is; without either column a `ValueError` is raised.
+    Add the column `prompt` to a dataset with the column `problem`, and rename `gt`, as in the authors' sets on the
+    hub, to `answer`. A dataset with prompts is returned as it is; without either column a `ValueError` is raised.
     """
     columns = dataset.column_names or list(next(iter(dataset)))
     if "prompt" in columns:

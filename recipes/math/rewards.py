@@ -34,14 +34,14 @@ class _MathAccuracy:
         """
         Return 1 for a correct answer, 0 for a wrong or missing one, `None` if the reference cannot be parsed.
 
-        The references, one or several per row, are the dataset's column `answer`, or without it `gt`, as in the authors' data
-        sets, or `solution`, the name that [`~trl.rewards.accuracy_reward`] expects.
+        The references, one or several per row, are the dataset's column `answer`, or without it `gt`, as in the
+        authors' data sets, or `solution`, the name that [`~trl.rewards.accuracy_reward`] expects.
         """
         references = next((column for column in (answer, gt, solution) if column is not None), None)
         if references is None:
             raise ValueError(
-                "math_accuracy_reward needs the reference answers in a column `answer`, `gt` or `solution` of the dataset; "
-                f"it has {', '.join(sorted(kwargs)) or 'no other columns'}. Rename the column."
+                "math_accuracy_reward needs the reference answers in a column `answer`, `gt` or `solution` of the "
+                f"dataset; it has {', '.join(sorted(kwargs)) or 'no other columns'}. Rename the column."
             )
         texts = [_text_of(completion) for completion in completions]
         return verify_answers(texts, references, timeout=self.timeout, num_workers=self.num_workers)

@@ -31,7 +31,8 @@ from .rewards import math_accuracy_reward
 from .samplers import make_sampler
 
 
-# Settings that determine the samples of a problem, in addition to the model and the prompts; the last ones in `model_kwargs`.
+# Settings that determine the samples of a problem, in addition to the model and the prompts;
+# the last ones in `model_kwargs`.
 SETTINGS = ("num_samples", "temperature", "top_p", "max_new_tokens", "prompt_format", "seed")
 MODEL_SETTINGS = ("dtype", "quantization", "revision")
 
@@ -48,8 +49,8 @@ class SamplingArguments:
     seed: int = HfArg(default=42, help="Each problem has its own seed, derived from this one and its position.")
     prompt_format: Literal["chat", "plain"] | None = HfArg(
         default=None,
-        help="'chat': the paper's prompt in the model's chat template; 'plain': the problem alone. Default: 'chat', with "
-        "a reward_func 'plain'. Conversations are used as they are.",
+        help="'chat': the paper's prompt in the model's chat template; 'plain': the problem alone. Default: 'chat', "
+        "with a reward_func 'plain'. Conversations are used as they are.",
     )
     chat_template_kwargs: dict | str | None = HfArg(
         default=None,
@@ -114,7 +115,9 @@ class Measurement(NamedTuple):
     rewards: np.ndarray
     lengths: np.ndarray
     unscored: np.ndarray
-    """Problems with a reward of `None` (their reference cannot be parsed), `(num_problems,)`; all their rewards are 0."""
+    """
+    Problems with a reward of `None` (their reference cannot be parsed), `(num_problems,)`; all their rewards are 0.
+    """
 
     def take(self, positions: np.ndarray) -> "Measurement":
         """Select the problems at `positions`."""
@@ -150,9 +153,9 @@ class Model:
         """
         Sample and score what is not in `folder` yet; `data` is the name of the problems' dataset.
 
-        The folder contains `settings.json`, `scores.parquet`, and a file with the completions of every `save_every` problems.
-        Files are written atomically, so an interrupted command continues. A `ValueError` is raised if the completions were
-        sampled with other settings.
+        The folder contains `settings.json`, `scores.parquet`, and a file with the completions of every `save_every`
+        problems. Files are written atomically, so an interrupted command continues. A `ValueError` is raised if the
+        completions were sampled with other settings.
         """
         if not problems:
             raise ValueError(f"{data!r} has no usable problems (max_problems is {self.args.max_problems}).")
@@ -166,8 +169,8 @@ class Model:
             size = self._check_settings(folder / "settings.json", settings)
         files = {folder / f"{start:08d}.parquet": start for start in range(0, len(prompts), size)}
         try:
-            # Several processes, one per GPU, share the files: each process first samples files that no other process works
-            # on. Then it waits for the remaining files, and samples those of processes that have ended early.
+            # Several processes, one per GPU, share the files: each process first samples files that no other process
+            # works on. Then it waits for the remaining files, and samples those of processes that have ended early.
             for file, start in tqdm(files.items(), f"Sampling {data}, {size} problems per file", unit="file"):
                 self._sample(prompts[start : start + size], start, file, wait=False)
             for file, start in files.items():
@@ -190,8 +193,8 @@ class Model:
         for name, value in settings.items():
             if stored.get(name) != value:
                 raise ValueError(
-                    f"The samples in {path.parent} were generated with {name} {stored.get(name)!r}, but this run has {value!r}. "
-                    "Set the former, choose another output directory, or delete the samples."
+                    f"The samples in {path.parent} were generated with {name} {stored.get(name)!r}, but this run has "
+                    f"{value!r}. Set the former, choose another output directory, or delete the samples."
                 )
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
@@ -223,7 +226,8 @@ class Model:
         )
 
     def _score(self, problems: list[Problem], files: list[Path], path: Path, data: str) -> pa.Table:
-        # Scores are reused until anything that they depend on changes; unlike samples, they are quick to compute again.
+        # Scores are reused until anything that they depend on changes;
+        # unlike samples, they are quick to compute again.
         settings = {"columns": _digest([problem.columns for problem in problems]), "source": _source(self.reward_func)}
         settings |= {"reward_func": self.args.reward_func, "samples": [file.stat().st_mtime_ns for file in files]}
         if path.exists() and settings["source"] is not None:
@@ -258,8 +262,8 @@ class Model:
             rewards = asyncio.run(rewards)
         if len(rewards) != len(replies):
             raise ValueError(
-                f"reward_func {self.args.reward_func!r} returned {len(rewards)} rewards for {len(replies)} completions. "
-                "Return one for each, or None."
+                f"reward_func {self.args.reward_func!r} returned {len(rewards)} rewards for {len(replies)} "
+                "completions. Return one for each, or None."
             )
         values = [None if reward is None else float(reward) for reward in rewards]
         return [values[i : i + number] for i in range(0, len(values), number)]
@@ -282,8 +286,8 @@ def _digest(value: Any) -> str:
 
 def _source(reward_func: Callable) -> str | None:
     """
-    Identify the version of the reward function by the Python files in its module's folder, where its helpers may be, and the
-    version of math-verify. `None` if the folder is unknown.
+    Identify the version of the reward function by the Python files in its module's folder, where its helpers may be,
+    and the version of math-verify. `None` if the folder is unknown.
     """
     while isinstance(reward_func, partial):
         reward_func = reward_func.func

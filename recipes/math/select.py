@@ -1,10 +1,12 @@
 """
 Select training problems by the pass rate of a model, as in the paper (v3, section 4.1).
 
-`python -m ada_trl.recipes.math.select --model_name_or_path Qwen/Qwen2.5-Math-1.5B --max_pass_rate 0.313 --output_dir outputs/easy`
+`python -m ada_trl.recipes.math.select --model_name_or_path Qwen/Qwen2.5-Math-1.5B --max_pass_rate 0.313
+--output_dir outputs/easy`
 
-Unusable problems are removed, completions of the others are sampled and scored, and those with a pass rate in the given
-range are written to `output_dir`, a dataset for `ada-trl train`. After an interruption the same command continues.
+Unusable problems are removed, completions of the others are sampled and scored, and those with a pass rate in the
+given range are written to `output_dir`, a dataset for `ada-trl train`. After an interruption the same command
+continues.
 """
 
 import json
@@ -52,7 +54,8 @@ class SelectArguments(SamplingArguments):
     num_samples: int = HfArg(default=16, help="Completions per problem.")
     samples_dir: str | None = HfArg(
         default=None,
-        help="Directory of the samples; default: output_dir. With that of an earlier selection, nothing is sampled again.",
+        help="Directory of the samples; default: output_dir. With that of an earlier selection, nothing is "
+        "sampled again.",
     )
 
     def __post_init__(self) -> None:

@@ -24,9 +24,9 @@ def bootstrap_interval(
     """
     Percentile bootstrap interval of the mean of all values.
 
-    Prompts are resampled with replacement within their dataset, so that every dataset keeps its size and its weight in the
-    mean. The interval includes the variance of the choice of prompts and, since each value is itself an estimate, of the
-    sampling of completions.
+    Prompts are resampled with replacement within their dataset, so that every dataset keeps its size and its weight in
+    the mean. The interval includes the variance of the choice of prompts and, since each value is itself an estimate,
+    of the sampling of completions.
 
     `values` has one number per prompt, for each dataset: for the difference of two models, the prompts' differences.
     Returns the lower and the upper end at confidence `level`; NaN if there are no prompts.

@@ -25,14 +25,14 @@ def verify_answers(
     Compare the answer of each completion with its reference by math-verify, in parallel processes.
 
     The answer is the last `\boxed{}` (or several, joined by commas or "and"); without one, the first expression that
-    math-verify finds at the end. Equal pairs of answer and reference are compared once. Safe to call from any thread and
-    any process, with any text: a comparison that takes longer than `timeout`, or crashes its process, counts as wrong and
-    does not affect other rows.
+    math-verify finds at the end. Equal pairs of answer and reference are compared once. Safe to call from any thread
+    and any process, with any text: a comparison that takes longer than `timeout`, or crashes its process, counts as
+    wrong and does not affect other rows.
 
     Args:
         completions (`Sequence[str]`), references (`Sequence[str | Sequence[str]]`):
-            Texts, and for each its reference answer, or several of which any may match: bare (`\frac12`), in dollars, or
-            a solution with a `\boxed{}` answer.
+            Texts, and for each its reference answer, or several of which any may match: bare (`\frac12`), in dollars,
+            or a solution with a `\boxed{}` answer.
         timeout (`float`, *optional*, defaults to `5.0`), num_workers (`int`, *optional*):
             Seconds for one comparison, and maximum number of processes, by default one per available core.
 

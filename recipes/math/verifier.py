@@ -23,11 +23,11 @@ class VerifierPool:
     """
     Processes that run [math-verify](https://github.com/huggingface/Math-Verify), started when first needed.
 
-    A symbolic parser can loop in C code, where no signal handler or thread of the same interpreter can stop it, use up the
-    memory or overflow the stack. Therefore it runs in other processes, with a deadline for each comparison; if a process
-    ends, only that comparison is lost. The processes are started from a fresh interpreter (no fork, so CUDA contexts and
-    locks are not inherited; no import of the main module, so notebooks and unguarded scripts work). They end when their
-    input ends, so they never outlive this process.
+    A symbolic parser can loop in C code, where no signal handler or thread of the same interpreter can stop it, use up
+    the memory or overflow the stack. Therefore it runs in other processes, with a deadline for each comparison; if a
+    process ends, only that comparison is lost. The processes are started from a fresh interpreter (no fork, so CUDA
+    contexts and locks are not inherited; no import of the main module, so notebooks and unguarded scripts work). They
+    end when their input ends, so they never outlive this process.
     """
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class VerifierPool:
         """
         Compare answers with references in at most `num_workers` processes; each task is handled by one process.
 
-        A comparison that takes longer than `timeout` seconds or ends its process counts as unequal. A `RuntimeError` is
-        raised if a process cannot be started.
+        A comparison that takes longer than `timeout` seconds or ends its process counts as unequal. A `RuntimeError`
+        is raised if a process cannot be started.
         """
         verdicts: dict[int, Verdict] = {}
         waiting = deque(range(len(tasks)))
@@ -141,7 +141,9 @@ atexit.register(lambda: _pool.close())
 
 
 def shared_pool() -> VerifierPool:
-    """Return the pool of this process; a forked child has a separate one, because two processes cannot share a pipe."""
+    """
+    Return the pool of this process; a forked child has a separate one, because two processes cannot share a pipe.
+    """
     return _pool
 
 

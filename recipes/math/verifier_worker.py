@@ -1,8 +1,8 @@
 """
 Verifier process: reads one JSON task per line and writes one JSON answer per line.
 
-It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It exits when a task
-takes too long; `verifier.py` then starts another process.
+It is started by its path, not as a module of the package, so that it imports neither torch nor TRL. It exits when a
+task takes too long; `verifier.py` then starts another process.
 """
 
 import faulthandler
@@ -87,8 +87,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     for line in sys.stdin:
         seconds, verb, *texts = json.loads(line)
-        # A watchdog thread in C: it ends the process even if the parser loops in C code and never releases the GIL, and
-        # whether or not the parent still exists.
+        # A watchdog thread in C: it ends the process even if the parser loops in C code and never releases the GIL,
+        # and whether or not the parent still exists.
         faulthandler.dump_traceback_later(seconds, exit=True)
         reply = can_parse(*texts) if verb == "parse" else compare(*texts)
         faulthandler.cancel_dump_traceback_later()

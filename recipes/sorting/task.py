@@ -1,12 +1,13 @@
 """
 Sorting digits with intermediate steps: a task that needs no download, with completions of different lengths.
 
-`python -m ada_trl.recipes.sorting.task --output_dir outputs/sorting` writes `data/` (train and test problems) and `base/` (a
-Qwen2 model of 109 thousand parameters), which the configurations in this folder start from. `ada-trl train` creates them
-automatically if they are missing.
+`python -m ada_trl.recipes.sorting.task --output_dir outputs/sorting` writes `data/` (train and test problems) and
+`base/` (a Qwen2 model of 109 thousand parameters), which the configurations in this folder start from. `ada-trl train`
+creates them automatically if they are missing.
 
-The completion of `3142:` repeats the list after each swap of neighbors, `1342,1324,1234`, until it is sorted. A prompt has many
-correct completions of different lengths. In the demonstrations for the base model, some swaps are of random neighbors.
+The completion of `3142:` repeats the list after each swap of neighbors, `1342,1324,1234`, until it is sorted. A prompt
+has many correct completions of different lengths. In the demonstrations for the base model, some swaps are of random
+neighbors.
 """
 
 import argparse
@@ -35,9 +36,11 @@ LEARNING_RATE = 3e-3  # of the pretraining
 
 def problems(number: int, seed: int, lengths: tuple[int, ...] = LENGTHS) -> Dataset:
     """
-    Generate distinct unsorted lists of distinct digits with columns `prompt` (`"3142:"`), `answer` (`"1234"`) and `digits` (their number).
+    Generate distinct unsorted lists of distinct digits with columns `prompt` (`"3142:"`),
+    `answer` (`"1234"`) and `digits` (their number).
 
-    The number of digits is sampled uniformly from `lengths`, as long as there are unused lists: 600 of three digits, 4,830 of four.
+    The number of digits is sampled uniformly from `lengths`, as long as there are unused lists:
+    600 of three digits, 4,830 of four.
     """
     existing = sum(math.perm(10, length) - math.comb(10, length) for length in lengths)
     if number > existing:
@@ -61,7 +64,8 @@ def _unsorted(rng: random.Random, lengths: tuple[int, ...] = LENGTHS) -> str:
 
 def demonstration(digits: str, rng: random.Random, random_swaps: float = RANDOM_SWAPS) -> str:
     """
-    Sort a list by swaps of random neighbors that are out of order or, with probability `random_swaps`, of any neighbors.
+    Sort a list by swaps of random neighbors that are out of order or,
+    with probability `random_swaps`, of any neighbors.
 
     The number of swaps has a long tail, because random swaps may have to be undone.
     """
@@ -75,7 +79,10 @@ def demonstration(digits: str, rng: random.Random, random_swaps: float = RANDOM_
 
 
 def swaps_right(prompt: str, completion: str) -> float:
-    """Return the fraction of lists that are one swap of neighbors away from the previous list (the prompt's for the first)."""
+    """
+    Return the fraction of lists that are one swap of neighbors away
+    from the previous list (the prompt's for the first).
+    """
     lists = [prompt.removesuffix(":"), *completion.split(",")]
     return sum(map(_is_swap, lists, lists[1:])) / (len(lists) - 1)
 
@@ -95,8 +102,8 @@ def sorted_by_swaps(prompts: list[str], completions: list[str], answer: list[str
 
 def work_and_answer(prompts: list[str], completions: list[str], answer: list[str], **kwargs) -> list[float]:
     """
-    Graded reward from 0 to 1: half for the fraction of lists that are one swap away from the previous one, half for the
-    fraction of correct positions in the last list.
+    Graded reward from 0 to 1: half for the fraction of lists that are one swap away from the previous one, half for
+    the fraction of correct positions in the last list.
 
     It is 1 if and only if [`sorted_by_swaps`] is 1. Almost correct completions receive more than 0.9: set
     `positive_threshold` to 0.99.
@@ -113,7 +120,10 @@ def work_and_answer(prompts: list[str], completions: list[str], answer: list[str
 def sample(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str]
 ) -> tuple[list[str], torch.Tensor]:
-    """Sample one completion per prompt at temperature 1; return the texts and their numbers of tokens including EOS, `(prompts,)`."""
+    """
+    Sample one completion per prompt at temperature 1;
+    return the texts and their numbers of tokens including EOS, `(prompts,)`.
+    """
     training = model.training
     model.eval()
     inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
@@ -134,7 +144,8 @@ def pretrain(output_dir: Path, steps: int, seed: int = 0, *, target: float = 0.3
     """
     Train a model on demonstrations and save it to `output_dir`.
 
-    Training stops at the first check in which sampling solves at least `target` of held-out problems, or after `steps` steps.
+    Training stops at the first check in which sampling solves at least `target` of held-out problems,
+    or after `steps` steps.
     """
     tokenizer = build_tokenizer(CHARACTERS)
     model = build_model(tokenizer, hidden_size=64, num_layers=2, seed=seed, max_position_embeddings=128)

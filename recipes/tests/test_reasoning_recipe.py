@@ -1,4 +1,6 @@
-"""The reasoning recipe. Its tasks are tested if reasoning-gym is installed, its model if the package can be downloaded."""
+"""
+The reasoning recipe. Its tasks are tested if reasoning-gym is installed, its model if the package can be downloaded.
+"""
 
 import json
 import random

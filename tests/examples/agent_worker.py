@@ -1,4 +1,7 @@
-"""examples/agent.py on one of several processes, with a scripted policy (binary search); writes its results to `rank<i>.json`."""
+"""
+examples/agent.py on one of several processes, with a scripted policy (binary search);
+writes its results to `rank<i>.json`.
+"""
 
 import json
 import re

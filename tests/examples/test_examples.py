@@ -163,7 +163,9 @@ def test_agent_on_two_processes(tmp_path):
 
 
 def test_custom_advantage(tmp_path, monkeypatch):
-    """The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration."""
+    """
+    The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration.
+    """
     names = example("custom_advantage")
     pass_rate_N, expected_N = np.array([0.2, 0.7, 0.5, 0.9, 0.4]), np.zeros(5)
     columns = {"source": np.array(["a", "b", "a", "b", "a"])}

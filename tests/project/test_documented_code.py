@@ -1,8 +1,9 @@
 """
 Every code block of README.md and docs/ that can run here is run, in a folder that is not the repository.
 
-Python blocks are run whole, shell blocks command by command (YAML and diffs: test_documentation.py). What needs a GPU, a
-download or hours is recognised by `NEEDS`; any other block is left out by `<!-- not run: why -->` on the line before it.
+Python blocks are run whole, shell blocks command by command (YAML and diffs: test_documentation.py). What needs a GPU,
+a download or hours is recognised by `NEEDS`; any other block is left out by `<!-- not run: why -->` on the line before
+it.
 """
 
 import os
@@ -34,8 +35,12 @@ PAGES = [
 # What is not here, and how a command or a program that needs it is recognised.
 NEEDS = {
     "an installation": r"^(make|pip|uv|git|cd|python3? -m venv|source) ",
-    "a GPU or a vLLM server": r"vllm[ _]serve|CUDA_VISIBLE|use_vllm=True|--use_vllm|arithmetic/vllm-|vllm_server|--num_processes|FSDP",
-    "a download": r"\b(Qwen|meta-llama|openai|RLHFlow|HuggingFaceH4|trl-lib|open-r1|weqweasdas)/|(?:recipes/)?\bmath/[\w{]",
+    "a GPU or a vLLM server": (
+        r"vllm[ _]serve|CUDA_VISIBLE|use_vllm=True|--use_vllm|arithmetic/vllm-|vllm_server|--num_processes|FSDP"
+    ),
+    "a download": (
+        r"\b(Qwen|meta-llama|openai|RLHFlow|HuggingFaceH4|trl-lib|open-r1|weqweasdas)/|(?:recipes/)?\bmath/[\w{]"
+    ),
     "a trainer": r"\Atrainer\.",
     "what a user has": r"\b(train|my_script|script)\.py\b|my_|your-|…|<\w+>|\.\.\.",
     "minutes to hours": r"benchmarks\.|arithmetic\.demo|notebooks/run",
@@ -78,7 +83,9 @@ CODE = [code for path in PAGES for code in code_of(str(path.relative_to(ROOT)), 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Folder of a reader after the first steps, with the arithmetic task, a short run with pass rates, and an evaluation."""
+    """
+    Folder of a reader after the first steps, with the arithmetic task, a short run with pass rates, and an evaluation.
+    """
     directory = tmp_path_factory.mktemp("reader")
     task = directory / "outputs" / "arithmetic"
     prepare(task, steps=3, num_train=512, num_test=16)

@@ -1,4 +1,6 @@
-"""Every notebook runs from a clean kernel. The one that needs a GPU is stored without outputs, the others with real ones."""
+"""
+Every notebook runs from a clean kernel. The one that needs a GPU is stored without outputs, the others with real ones.
+"""
 
 import ast
 import re

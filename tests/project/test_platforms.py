@@ -1,4 +1,6 @@
-"""What differs on Windows, as far as it can be tried elsewhere: modules that only POSIX has, encodings of files, paths."""
+"""
+What differs on Windows, as far as it can be tried elsewhere: modules that only POSIX has, encodings of files, paths.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ check.main({words})
 
 
 def test_without_modules_that_only_posix_has_and_with_any_default_encoding(tmp_path):
-    """Every module is imported, and a run is trained, resumed and checked. A file opened without an encoding is an error."""
+    """
+    Every module is imported, and a run is trained, resumed and checked. A file opened without an encoding is an error.
+    """
     save_tiny_model(tmp_path / "a model")
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(16)]
     (tmp_path / "some data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

@@ -1,9 +1,10 @@
 """
 User code that GRPOTrainer trains with: every mode trains with it too, or an error says why it cannot.
 
-A [`Script`] is a kind of user code, often a public report; a new report is a new row of `REWARDS` (test_reward_functions.py),
-`DATASETS` (test_datasets.py) or `METHODS` (test_subclasses.py). Each row is tried in one mode per outcome, in all modes by the slow
-tests, and in random combinations with other rows (test_random_configurations.py).
+A [`Script`] is a kind of user code, often a public report; a new report is a new row of `REWARDS`
+(test_reward_functions.py), `DATASETS` (test_datasets.py) or `METHODS` (test_subclasses.py). Each row is tried in one
+mode per outcome, in all modes by the slow tests, and in random combinations with other rows
+(test_random_configurations.py).
 """
 
 import functools
@@ -47,7 +48,8 @@ class Script(NamedTuple):
         rejected (`dict[str, str]`):
             Pattern of the error message by mode; in the other modes the script trains.
         equals (`Callable`, *optional*):
-            Reward function with which a run must be the same, bit for bit. By default, `"uniform"` must equal GRPOTrainer.
+            Reward function with which a run must be the same, bit for bit.
+            By default, `"uniform"` must equal GRPOTrainer.
         same_prompts (`bool`):
             Whether prompts and their order are those of GRPOTrainer where a data loader provides them.
         steps (`int`):

@@ -12,8 +12,8 @@ from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_token
 
 class DeviceWithoutFloat64(TorchFunctionMode):
     """
-    Tensors that are placed on a `torch.device`, and those that are computed from them, count as being on a device until `.cpu()`
-    or `.to("cpu")` copies them. One of them in float64 is a `TypeError`, as on MPS.
+    Tensors that are placed on a `torch.device`, and those that are computed from them, count as being on a device
+    until `.cpu()` or `.to("cpu")` copies them. One of them in float64 is a `TypeError`, as on MPS.
     """
 
     def __init__(self):

@@ -97,7 +97,9 @@ def test_groups_of_different_prompts_have_no_pass_at_k(tmp_path):
 
 
 def test_each_evaluation_has_its_own_metrics(tmp_path):
-    """Under the names that Transformers gives those of the loss, also for a prediction and for a prefix of the user."""
+    """
+    Under the names that Transformers gives those of the loss, also for a prediction and for a prefix of the user.
+    """
     sets = {"easy": Dataset.from_dict({"prompt": PROMPTS[:1]}), "hard": Dataset.from_dict({"prompt": PROMPTS[1:3]})}
     options = {"eval_dataset": sets, "num_generations_eval": 2, "per_device_eval_batch_size": 4}
     trainer = build(tmp_path, solves_the_first, **options)

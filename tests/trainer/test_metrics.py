@@ -1,4 +1,6 @@
-"""Metrics that are logged: which of them a person reads, lengths of an unbiased sample, and trackers that receive them."""
+"""
+Metrics that are logged: which of them a person reads, lengths of an unbiased sample, and trackers that receive them.
+"""
 
 import pytest
 from datasets import Dataset

@@ -1,4 +1,7 @@
-"""Architectures and adapters of any kind are trained. (The value head's hidden states: tests/pass_rates/test_value_head.py.)"""
+"""
+Architectures and adapters of any kind are trained. (The value head's hidden states:
+tests/pass_rates/test_value_head.py.)
+"""
 
 import copy
 

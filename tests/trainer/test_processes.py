@@ -12,8 +12,8 @@ from .worker import run
 
 
 CONFIGS = ROOT / "recipes" / "accelerate_configs"
-# `rows` is the sum over processes. Groups of 4 rows lie within one of 2 processes if there are 24 rows; of 12 rows they straddle
-# 2 or 3 processes.
+# `rows` is the sum over processes. Groups of 4 rows lie within one of 2 processes if there are 24 rows; of 12 rows
+# they straddle 2 or 3 processes.
 FOUR = {"rows": 12, "num_generations": 4}
 ONE = {"rows": 12, "num_generations": 1}
 UNIFORM = {"adaptive_sampling": "uniform"}
@@ -82,8 +82,8 @@ def named(*names):
     return pytest.mark.parametrize("name", marked)
 
 
-# With sharded models: the default mode, budgets from a value head that reads hidden states of the sharded model, and a failure,
-# which must be the last run.
+# With sharded models: the default mode, budgets from a value head that reads hidden states of the sharded model, and a
+# failure, which must be the last run.
 SHARDED_RUNS = [
     {"rows": 16, "scripted_generation": False, "max_steps": 2},
     RUNS["est-value"] | {"rows": 16, "scripted_generation": False, "max_steps": 2},
@@ -97,7 +97,8 @@ def options_of(processes, rows, **options):
 
 def launch(processes, runs, output_dir, launcher=("--multi_gpu", "--mixed_precision=no"), environment=ON_CPU):
     """`tests.trainer.worker` on `processes` processes; what each of them wrote."""
-    # A process that was killed while it compiled leaves a lock in the user's folder, for which DeepSpeed waits for ever.
+    # A process that was killed while it compiled leaves a lock in the user's folder,
+    # for which DeepSpeed waits for ever.
     environment = environment | {"TORCH_EXTENSIONS_DIR": str(output_dir.parent / "torch_extensions")}
     options = json.dumps([options_of(processes, **run) for run in runs])
     how = {"processes": processes, "launcher": launcher, "environment": environment}
@@ -136,7 +137,9 @@ def test_same_pools_groups_and_advantages_as_on_one_process(name, together):
 
 @named("large rows", "large rows, tracked")
 def test_rows_and_completions_are_sent_only_where_they_are_needed(name, together):
-    """Each dataset row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes."""
+    """
+    Each dataset row and each completion has 200 kB. Only identities, rewards and counts are sent to all processes.
+    """
     traffic = [rank["traffic"][0] for rank in together[name]]
     for rank in traffic:
         assert rank["gathered"] < 20_000

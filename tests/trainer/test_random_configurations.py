@@ -56,9 +56,9 @@ def random_configurations(number, seed=0):
 
 def largest_advantage(args: AdaGRPOConfig, reward_range: float) -> float:
     """
-    Bound of |A|. |r − b| is at most the range of rewards, since both baselines are means of rewards. Divided by a standard
-    deviation, |A| is at most (n − 1)/√n for a group of n, likewise for a batch or a pool of 128, and is clipped at 32 otherwise.
-    The prompt weight is at most that of a pass rate of one in a pool.
+    Bound of |A|. |r − b| is at most the range of rewards, since both baselines are means of rewards. Divided by a
+    standard deviation, |A| is at most (n − 1)/√n for a group of n, likewise for a batch or a pool of 128, and is
+    clipped at 32 otherwise. The prompt weight is at most that of a pass rate of one in a pool.
     """
     mode = Mode.of(args)
     pool = max(mode.round_size * mode.slot_rule.max_rounds, 32)
@@ -108,7 +108,9 @@ SCRIPTS = [*REWARDS.values(), *DATASETS.values(), *METHODS.values()]
 
 
 def combination(seed):
-    """A reward function, a dataset and methods, of rows that change only one of these and have no check, and a mode."""
+    """
+    A reward function, a dataset and methods, of rows that change only one of these and have no check, and a mode.
+    """
     rng, combined = random.Random(seed), Script()
     plain = [s for s in SCRIPTS if not s.rejected and s.check is None and s.steps and len(s.modes) == len(MODES)]
     for name in ("reward", "dataset", "methods"):

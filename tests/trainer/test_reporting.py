@@ -216,7 +216,11 @@ def train(tmp_path, caplog):
         (constant(None), BATCH, ("ada/frac_zero_advantage_groups is 100% now", "equal rewards or none")),
         # The mean of others is not exactly 0.1.
         *((constant(0.1), MODES[mode], ("all rewards are 0.1",)) for mode in ("batch", "batch of groups", "retries")),
-        (reward_of_prompt, ONE_ROUND, ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt")),
+        (
+            reward_of_prompt,
+            ONE_ROUND,
+            ("ada/frac_zero_advantage_groups is 100% now", "completions of the same prompt"),
+        ),
         (one_scored, UNIFORM, ("ada/frac_zero_advantage_groups is 100% now", "or raise max_completion_length")),
         (one_scored, BATCH, ("ada/frac_zero_advantage_groups is 100% now",)),
     ],

@@ -1,4 +1,6 @@
-"""Long runs, many trainers and interrupted steps in one process: objects, memory, threads and open files do not grow."""
+"""
+Long runs, many trainers and interrupted steps in one process: objects, memory, threads and open files do not grow.
+"""
 
 import gc
 import os
@@ -36,8 +38,8 @@ def resources():
 
 def assert_flat(samples, objects_per_sample):
     """
-    Threads and open files are the same, and between the middle and the end objects grow by less than one in each sample (a leak of
-    one object per step or trainer is several), whatever there is at the beginning.
+    Threads and open files are the same, and between the middle and the end objects grow by less than one in each
+    sample (a leak of one object per step or trainer is several), whatever there is at the beginning.
     """
     middle, end = samples[len(samples) // 2], samples[-1]
     for name in ("threads", "open files"):

@@ -263,7 +263,10 @@ def test_subclasses(name, mode, tmp_path):
 
 
 def counted_methods(base, excluded=()):
-    """A subclass of `base` whose overrides of all methods of GRPOTrainer and Trainer count calls and pass arguments by name."""
+    """
+    A subclass of `base` whose overrides of all methods of GRPOTrainer and Trainer count calls
+    and pass arguments by name.
+    """
     calls = {}
 
     def counting(name, signature):

@@ -55,7 +55,10 @@ def test_exactly_one_group_per_prompt_reaches_the_loss(overrides, tmp_path):
 
 
 def test_a_step_line_by_line(tmp_path):
-    """One prompt meets its exit condition in round 1, one in round 2, the others never; rewards are ±1, so the baseline matters."""
+    """
+    One prompt meets its exit condition in round 1, one in round 2, the others never;
+    rewards are ±1, so the baseline matters.
+    """
     scripts = {
         "1+2=": [1, -1, 1, -1],
         "31+4=": [-1, -1, -1, -1, 1, 1, -1, -1],

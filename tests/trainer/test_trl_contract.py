@@ -1,8 +1,9 @@
 """
-Everything in TRL that the package relies on. A new release of TRL that changes it should fail here first, with an explanation.
+Everything in TRL that the package relies on.
+A new release of TRL that changes it should fail here first, with an explanation.
 
-Tried and not supported: TRL 1.15, whose log-probability kernel needs Triton, so that nothing trains on a CPU; TRL 1.14,
-which has no `eos_token_ids`.
+Tried and not supported: TRL 1.15, whose log-probability kernel needs Triton, so that nothing trains on a CPU; TRL
+1.14, which has no `eos_token_ids`.
 """
 
 import ast
@@ -283,7 +284,10 @@ def test_state_of_the_engine(monkeypatch):
 
 
 def test_all_requests_of_the_client_go_through_its_session():
-    """`check_server` is overridden and replaces the session, before the first request, by an object with `get` and `post`."""
+    """
+    `check_server` is overridden and replaces the session, before the first request,
+    by an object with `get` and `post`.
+    """
     source = inspect.getsource(vllm_client)
     assert len(re.findall(r"\brequests\.(get|post|request)\(", source)) == 1, (
         "More than `check_server` sends requests without the session."

@@ -1,4 +1,7 @@
-"""Zero-variance groups: excluded from the loss and its denominator ("mask"), or not computed, with the same update ("skip")."""
+"""
+Zero-variance groups: excluded from the loss and its denominator ("mask"), or not computed, with the same update
+("skip").
+"""
 
 import re
 

@@ -1,6 +1,6 @@
 """
-One of several processes that run scripted trainings one after another. `run` returns the outcome of one of them; as a module,
-all outcomes are written to `<output_dir>/rank<i>.json`.
+One of several processes that run scripted trainings one after another. `run` returns the outcome of one of them; as a
+module, all outcomes are written to `<output_dir>/rank<i>.json`.
 """
 
 import gc
@@ -243,7 +243,10 @@ def _moved(trainer, before: list[torch.Tensor]) -> list[bool] | None:
 
 
 def shard_on_cpu() -> None:
-    """Let accelerate take the CPU for an accelerator: it shards only on those, although torch and DeepSpeed can shard on CPUs."""
+    """
+    Let accelerate take the CPU for an accelerator:
+    it shards only on those, although torch and DeepSpeed can shard on CPUs.
+    """
     PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_XPU)
     QUICK["use_cpu"] = False
 

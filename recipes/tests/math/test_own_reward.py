@@ -49,7 +49,8 @@ def files(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("my_rewards", "my_helpers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    # Bytecode is keyed by the source's size and its time in seconds: a module rewritten at once would not be compiled again.
+    # Bytecode is keyed by the source's size and its time in seconds:
+    # a module rewritten at once would not be compiled again.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

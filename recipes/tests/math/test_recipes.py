@@ -133,8 +133,14 @@ def test_settings_and_rewards_of_each_method(method):
 @pytest.mark.parametrize(
     ("architecture", "rendered"),
     [
-        ("qwen2.5-math", "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"),
-        ("qwen3-instruct-2507", "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            "qwen2.5-math",
+            "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            "qwen3-instruct-2507",
+            "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n",
+        ),
         (
             "llama-3.2",
             "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"

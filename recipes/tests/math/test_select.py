@@ -1,4 +1,6 @@
-"""`select.py` on local files with the schema of OpenR1-Math-220k: selected problems, interruptions, options, file types."""
+"""
+`select.py` on local files with the schema of OpenR1-Math-220k: selected problems, interruptions, options, file types.
+"""
 
 import json
 import logging
@@ -215,7 +217,9 @@ def uninterrupted(files, tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupted_at_random_points(seed, files, tmp_path, uninterrupted, monkeypatch):
-    """Sampling or scoring stops, or a write is left unfinished: no saved problem is sampled again, the result is equal."""
+    """
+    Sampling or scoring stops, or a write is left unfinished: no saved problem is sampled again, the result is equal.
+    """
     rng = random.Random(seed)
     verify, sampled = sampling.math_accuracy_reward.__class__.__call__, []
 

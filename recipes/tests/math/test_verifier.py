@@ -212,7 +212,10 @@ sys.stdout.flush()
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_unguarded_script_leaves_no_process_and_workers_import_no_torch():
-    wait = "print([n for w in shared_pool()._workers if w.process for n in open(f'/proc/{w.process.pid}/maps') if 'torch' in n])"
+    wait = (
+        "print([n for w in shared_pool()._workers if w.process "
+        "for n in open(f'/proc/{w.process.pid}/maps') if 'torch' in n])"
+    )
     result = subprocess.run([sys.executable, "-c", SCRIPT + wait], capture_output=True, text=True, timeout=300)
     scores, pids, torch_maps = result.stdout.splitlines()
     assert (scores, torch_maps) == ("[1.0, 0.0]", "[]"), result.stderr
