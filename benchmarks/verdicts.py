@@ -116,8 +116,8 @@ def retries_table(rows: pd.DataFrame) -> str:
             row[title] = ", ".join(gains) if method in found.runs else NO_VALUE
         lines.append(row)
     return (
-        f"{as_table(lines)}\n\n*Accuracy and pass@16 minus those of {names.GRPO_4} at equal tokens, with 95% intervals "
-        "over seeds (bold: excludes 0): [results](results.md).*"
+        f"{as_table(lines)}\n\n*Accuracy and pass@16 minus those of {names.GRPO_4} at equal tokens, with 95% "
+        "intervals over seeds (bold: excludes 0): [results](results.md).*"
     )
 
 
@@ -154,8 +154,8 @@ def why(rows: pd.DataFrame) -> str:
     claim = "The gain comes from more distinct prompts" if is_better(prompts) and not is_better(baseline) else "Why"
     return (
         f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has "
-        f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy ({baseline.text(sign=True)}); four times as many add "
-        f"{'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
+        f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy "
+        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
     )
 
 
@@ -169,8 +169,8 @@ def short_answers(rows: pd.DataFrame) -> str:
     accuracy, diversity = (found.difference(RECOMMENDED, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
     return (
         f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are "
-        f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: {accuracy.text(sign=True)}, "
-        f"{corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
+        f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: "
+        f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
         f"({diversity.text(sign=True)}). {families(found, rows)}"
     )
 
@@ -213,8 +213,8 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     has_best = chosen == max(methods, key=lambda method: found.mean(method, PASS_AT_16).mean)
     missing = "" if chosen == RECOMMENDED else f" ({name_of(RECOMMENDED)} were not run)"
     return (
-        f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one rollout: "
-        f"pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
+        f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
+        f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
         f"{f' Use retries there{missing}.' if has_best else missing}"
     )
 
@@ -237,7 +237,8 @@ def readme_results(rows: pd.DataFrame, caption: str) -> str:
     sentences = "\n".join(f"- {write(rows)}" for write in (why, short_answers, repeated_problems, longer_answers))
     note = (
         f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over "
-        f"training seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the [plan](docs/results.md#how-it-was-measured).*"
+        f"training seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the "
+        "[plan](docs/results.md#how-it-was-measured).*"
     )
     return f"{sentences}\n\n{readme_table(rows)}\n\n{note}\n\n{FIGURE}\n\n{caption}"
 
@@ -250,8 +251,8 @@ def verdict(rows: pd.DataFrame) -> str:
     short, repeated, longer = (stored_part(part, rows) for part in (SHORT, REPEATED, LONGER))
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
-        f"**Few problems, many passes: {name_of(with_retries(repeated))}.** {in_words(repeated, with_retries(repeated))} "
-        f"After training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
+        f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
+        f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
         f"**Longer answers**: {name_of(with_retries(longer))}. {in_words(longer, with_retries(longer))}",
     ]
     return "\n".join(f"- {line}" for line in lines)
