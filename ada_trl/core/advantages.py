@@ -12,7 +12,7 @@ prompt.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -85,7 +85,12 @@ def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.nd
 
     Returns:
         `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
+
+    Raises:
+        `ValueError`: for another `scale`, such as that of a group.
     """
+    if scale not in get_args(BatchScale):
+        raise ValueError(f"scale_rewards ({scale!r}) must be 'none' or 'rank' with baseline='batch'. Use one of these.")
     advantage_N = np.zeros(len(rollouts))
     has_reward_N = rollouts.has_reward_N
     rewards = rollouts.reward_N[has_reward_N]
