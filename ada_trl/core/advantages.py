@@ -90,7 +90,9 @@ def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.nd
         `ValueError`: for another `scale`, such as that of a group.
     """
     if scale not in get_args(BatchScale):
-        raise ValueError(f"scale_rewards ({scale!r}) must be 'none' or 'rank' with baseline='batch'. Use one of these.")
+        raise ValueError(
+            f"scale_rewards ({scale!r}) must be 'none' or 'rank' with baseline='batch'. Use one of these."
+        )
     advantage_N = np.zeros(len(rollouts))
     has_reward_N = rollouts.has_reward_N
     rewards = rollouts.reward_N[has_reward_N]
