@@ -5,6 +5,7 @@ import inspect
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
@@ -67,6 +68,15 @@ INVALID = [
     ({"max_rounds": float("nan")}, r"max_rounds \(nan\) must be an integer"),
     ({"num_generations": "4"}, r"num_generations \('4'\) must be an integer"),
     ({"samples_per_round": [4]}, r"samples_per_round \(\[4\]\) must be an integer"),
+    # `no` of YAML is no number: the weight would be 1/p
+    ({"prompt_weighting": False}, r"prompt_weighting \(False\) must be a name or a number"),
+    (BATCH | {"retries": np.bool_(True)}, r"retries \(True\) must be an integer"),
+    ({"epsilon_high": False}, r"epsilon_high \(False\) must be a number"),
+    (EST | {"allocation_rule": False}, r"allocation_rule \(False\) must be a name or a number"),
+    # a missing value of pandas has no truth value
+    ({"baseline": pd.NA}, r"baseline \(<NA>\) must be one of 'pool'"),
+    ({"scale_rewards": pd.NA}, r"scale_rewards \(<NA>\) must be a name"),
+    ({"success_reward": ["accuracy"]}, r"success_reward \(\['accuracy'\]\) must be a name"),
     ({"positive_threshold": None}, r"positive_threshold \(None\) must be a number"),
     ({"positive_threshold": "0.5"}, r"positive_threshold \('0.5'\) must be a number"),
     ({"vllm_request_timeout": "300"}, r"vllm_request_timeout \('300'\) must be a number"),
