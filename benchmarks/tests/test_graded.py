@@ -131,7 +131,7 @@ def test_the_pooled_difference_has_a_say():
 
 
 def test_kinds_of_rewards_are_recognized_in_the_first_steps():
-    """With one rollout per prompt, in every stored run: an offset by prompt, and an unbounded error, but nothing else."""
+    """One rollout per prompt: an offset by prompt and an unbounded error, but nothing else, in every stored run."""
     rewards: dict[tuple[str, int], list[float]] = {}
     for row in load_rows(graded_rewards.FIRST_STEPS):
         rewards.setdefault((row["prompt_set"], row["seed"]), []).extend(row["reward"])
