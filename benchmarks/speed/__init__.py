@@ -1,1 +1,1 @@
-"""Speed and memory of the package, each relative to an alternative measured in the same run."""
+"""Trainers for comparisons of speed."""

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ada_trl.core.metrics import kind_of_rewards
 from benchmarks import graded, names
 from benchmarks.common import load_rows
 from benchmarks.learning import graded_rewards, small_models
@@ -108,6 +109,14 @@ def test_win_rates_replace_scaled_rewards_by_the_rule(gains, replace):
     assert "| fraction of right digits | hard (0.100) | 0.300 | 0.301 (+0.001±0.00" in text
 
 
+def test_differences_below_the_resolution_are_none():
+    rows = stored({})
+    for row in rows:
+        if row["prompt_set"] == "hard-length" and row["step"]:
+            row["accuracy"] = 1e-14 * (0.5 if row["method"] == names.WIN_RATES else 1.0 + 0.01 * row["seed"])
+    assert graded.decision(graded.complete(pd.DataFrame(rows))) == "win rates become"
+
+
 def test_the_pooled_difference_has_a_say():
     """A loss that is not significant with the three seeds of any set, because they vary, is so over all pairs."""
     sets = [name for kind in graded.SAME_MEANING for name in graded.SETS[kind]]
@@ -119,3 +128,16 @@ def test_the_pooled_difference_has_a_say():
     assert graded.worse_sets(found, names.WIN_RATES) == []
     assert graded.decision(found) == "win rates do not become"
     assert "not decided" in graded.decision(graded.complete(pd.DataFrame([row for row in rows if row["seed"] != 43])))
+
+
+def test_kinds_of_rewards_are_recognized_in_the_first_steps():
+    """One rollout per prompt: an offset by prompt and an unbounded error, but nothing else, in every stored run."""
+    rewards: dict[tuple[str, int], list[float]] = {}
+    for row in load_rows(graded_rewards.FIRST_STEPS):
+        rewards.setdefault((row["prompt_set"], row["seed"]), []).extend(row["reward"])
+    expected = {"offset": "distinct", "error": "outliers"}
+    for (name, seed), own in rewards.items():
+        reward_N = np.array(own[:512])
+        kind = kind_of_rewards(reward_N, np.arange(len(reward_N)))
+        assert kind == expected.get(name.partition("-")[2], "comparable"), (name, seed)
+    assert {name for name, _ in rewards} >= {"hard-offset", "hard-error", "hard-digits", "sorting-graded"}
