@@ -125,8 +125,8 @@ def block(rows: pd.DataFrame) -> str:
     for method in (method for method in methods if method != names.GRPO_4):
         gain, seeds = pooled(found, method), max(len(own.runs.get(method, {})) for own in found.values())
         sentences.append(
-            f"{SHORT[method]} ({seeds} seeds), over all pairs of a seed and a set whose reward means the same on every "
-            f"prompt: {comparison(gain)} {names.GRPO_4} ({gain.text(sign=True)}); significantly worse on "
+            f"{SHORT[method]} ({seeds} seeds), pooled over the sets with the same meaning on every prompt: "
+            f"{comparison(gain)} {names.GRPO_4} ({gain.text(sign=True)}); significantly worse on "
             f"{', '.join(worse_sets(found, method)) or 'none'}"
         )
     sentences.append(f"By the rule, {decision(found)} a value of `scale_rewards`")

@@ -290,8 +290,7 @@ def third_plan_block(rows: pd.DataFrame) -> str:
         number = retries_by_lower_bound(parts)
         table.append(row | {"Recommended retries": "none" if number is None else str(number)})
     caption = (
-        "*Accuracy and pass@16 against the better GRPO of each part, over all seeds of the finished parts with short "
-        "answers, and the number of retries by the rule of the third plan.*"
+        "*Accuracy and pass@16 against the better GRPO, with all seeds of the finished parts with short answers.*"
     )
     return f"{plan_block(THIRD_PLAN, rows)}\n\n{as_table(table)}\n\n{caption}"
 

@@ -94,15 +94,15 @@ def paired_difference(
 
 
 def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
-    """Two-sided p-value of the paired t-test over the common seeds, for the correction of several tests; 1 if all are equal."""
+    """Two-sided p-value of the paired t-test over the common seeds; 1 if all values are equal."""
     differences = [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
     return float(stats.ttest_1samp(differences, 0).pvalue) if any(differences) else 1.0
 
 
 def holm(p_values: Mapping[Any, float]) -> list:
     """
-    The tests that are significant after Holm's correction: in the order of their p-values, up to the first one that is above
-    `ERROR` divided by the number of tests that are left.
+    The tests that are significant after Holm's correction: in the order of their p-values, up to the first one that is
+    above `ERROR` divided by the number of tests that are left.
     """
     rejected = []
     for test in sorted(p_values, key=lambda test: p_values[test]):

@@ -1,5 +1,5 @@
 """
-What the stored results of the plans allow to say: tables and sentences of README.md, docs/results.md and docs/migrating.md.
+What the stored results of the plans allow to say: tables and sentences of README.md and of docs/.
 
 Every sentence follows from a comparison over seeds, so that new results change the words, and not only the numbers.
 """
@@ -116,8 +116,8 @@ def retries_table(rows: pd.DataFrame) -> str:
             row[title] = ", ".join(gains) if method in found.runs else NO_VALUE
         lines.append(row)
     return (
-        f"{as_table(lines)}\n\n*Accuracy and pass@16 minus those of {names.GRPO_4} at equal tokens, with 95% intervals over "
-        "seeds (bold: excludes 0): [results](results.md).*"
+        f"{as_table(lines)}\n\n*Accuracy and pass@16 minus those of {names.GRPO_4} at equal tokens, with 95% "
+        "intervals over seeds (bold: excludes 0): [results](results.md).*"
     )
 
 
@@ -153,9 +153,9 @@ def why(rows: pd.DataFrame) -> str:
     prompts = found.difference(names.BATCH, SPEED, names.BATCH_4)
     claim = "The gain comes from more distinct prompts" if is_better(prompts) and not is_better(baseline) else "Why"
     return (
-        f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has {'a' if is_better(baseline) else 'no'} "
-        f"significant gain in mean accuracy ({baseline.text(sign=True)}); four times as many add "
-        f"{'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
+        f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has "
+        f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy "
+        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
     )
 
 
@@ -168,9 +168,9 @@ def short_answers(rows: pd.DataFrame) -> str:
     found = stored_part(SHORT, rows)
     accuracy, diversity = (found.difference(RECOMMENDED, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
     return (
-        f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are {comparison(accuracy)} the "
-        f"better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: {accuracy.text(sign=True)}, "
-        f"{corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
+        f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are "
+        f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: "
+        f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
         f"({diversity.text(sign=True)}). {families(found, rows)}"
     )
 
@@ -191,8 +191,8 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
     hardest = start.idxmin()
     of_hardest = paired_difference(*(values[m][hardest].to_dict() for m in (RECOMMENDED, other)))
     return (
-        f"Three of {WORDS.get(len(gains), len(gains))} families have {gains.iloc[:3].sum() / gains.sum():.0%} of the gain, the "
-        f"hardest {of_hardest.text(sign=True) if of_hardest.excludes_zero else 'none'}."
+        f"Three of {WORDS.get(len(gains), len(gains))} families have {gains.iloc[:3].sum() / gains.sum():.0%} of the "
+        f"gain, the hardest {of_hardest.text(sign=True) if of_hardest.excludes_zero else 'none'}."
     )
 
 
@@ -213,8 +213,9 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     has_best = chosen == max(methods, key=lambda method: found.mean(method, PASS_AT_16).mean)
     missing = "" if chosen == RECOMMENDED else f" ({name_of(RECOMMENDED)} were not run)"
     return (
-        f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one rollout: pass@16 "
-        f"goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}.{' Use retries there' if has_best else ''}{missing}."
+        f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
+        f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
+        f"{f' Use retries there{missing}.' if has_best else missing}"
     )
 
 
@@ -235,8 +236,9 @@ def readme_results(rows: pd.DataFrame, caption: str) -> str:
     """The reason, the three results, the table, and the figure with its caption."""
     sentences = "\n".join(f"- {write(rows)}" for write in (why, short_answers, repeated_problems, longer_answers))
     note = (
-        f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over training "
-        f"seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the [plan](docs/results.md#how-it-was-measured).*"
+        f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over "
+        f"training seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the "
+        "[plan](docs/results.md#how-it-was-measured).*"
     )
     return f"{sentences}\n\n{readme_table(rows)}\n\n{note}\n\n{FIGURE}\n\n{caption}"
 
@@ -249,8 +251,8 @@ def verdict(rows: pd.DataFrame) -> str:
     short, repeated, longer = (stored_part(part, rows) for part in (SHORT, REPEATED, LONGER))
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
-        f"**Few problems, many passes: {name_of(with_retries(repeated))}.** {in_words(repeated, with_retries(repeated))} After "
-        f"training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
+        f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
+        f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
         f"**Longer answers**: {name_of(with_retries(longer))}. {in_words(longer, with_retries(longer))}",
     ]
     return "\n".join(f"- {line}" for line in lines)
@@ -282,7 +284,10 @@ def correction(rows: pd.DataFrame) -> str:
         for part, method, name in holm(p_values)
     ]
     count = WORDS.get(len(p_values), len(p_values))
-    return f"Intervals are not corrected. Of the {count} tests, significant after Holm's correction: {'; '.join(kept) or 'none'}."
+    corrected_tests = "; ".join(kept) or "none"
+    return (
+        f"Intervals are not corrected. Of the {count} tests, significant after Holm's correction: {corrected_tests}."
+    )
 
 
 def numbers_by_rule(rows: pd.DataFrame) -> str:

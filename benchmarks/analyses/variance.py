@@ -173,7 +173,7 @@ def table() -> str:
     columns = {"Effective weight, noise at equal cost": lambda name: name}
     columns |= {f"p = {p}": lambda name, p=p: "{:.2f}, {:.1f}".format(*gradient(name, p)) for p in TABLE_RATES}
     columns["weight ∝ p^"] = lambda name: f"{exponent(name):.2f}"
-    return markdown(list(ESTIMATORS), columns)
+    return markdown([name for name in ESTIMATORS if not name.endswith("no std normalization")], columns)
 
 
 def main() -> None:

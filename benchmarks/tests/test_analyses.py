@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
@@ -66,22 +65,6 @@ def test_moments_agree_with_listing_every_sequence_of_answers(name):
     assert exact[0] == pytest.approx(mean)
     assert exact[1] == pytest.approx(probability @ (gradients**2).sum(axis=1) - mean @ mean)
     assert exact[2] == pytest.approx(probability @ rollouts.size_P)
-
-
-@pytest.mark.parametrize(
-    ("name", "label", "power"),
-    [
-        (names.SMALL_ROUNDS, "1/√p̂ (default), relative to 1/√p", -0.5),
-        (names.ALGORITHM_2, "no prompt weight (Algorithm 2), relative to 1", 0),
-    ],
-)
-def test_documented_effective_weights_are_exact(name, label, power):
-    """The table in docs/method.md, relative to the configured weight p^power."""
-    text = (common.ROOT / "docs" / "method.md").read_text()
-    (rates,) = re.findall(r"^\| Effective weight at a pass rate of \|(.*)\|$", text, flags=re.M)
-    (documented,) = re.findall(rf"^\| {re.escape(label)} \|(.*)\|$", text, flags=re.M)
-    for p, stated in zip(map(float, rates.split("|")), documented.split("|"), strict=True):
-        assert f"{variance.gradient(name, p).weight / p**power:.2f}" == stated.strip()
 
 
 # The paper's closed forms
