@@ -16,7 +16,7 @@ ENVIRONMENT := HF_HUB_OFFLINE=1 HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELIS
 # By file: the tests of one share what is expensive to make.
 PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow test-all test-reasoning test-vllm lint language-model report analyses notebooks clean
+.PHONY: demo test test-slow test-all test-reasoning test-vllm lint benchmark language-model report analyses notebooks clean
 
 # Sets $$index to an option of pip. The other builds for Linux come with 5.5 GB of CUDA libraries. An addition to the index that
 # pip is configured for, so that this one serves what is not there, and everything if the CPU builds cannot be reached.
@@ -76,6 +76,9 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+benchmark: .venv/installed
+	$(ENVIRONMENT) $(BIN)/python -m benchmarks.speed.overhead
 
 # glibc's allocator gives its memory back after every step otherwise, a third of a step's time.
 KEEP_MEMORY := MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=4000000000

@@ -1,1 +1,1 @@
-"""Trainers for comparisons of speed."""
+"""Speed and memory of the package, each relative to an alternative measured in the same run."""
