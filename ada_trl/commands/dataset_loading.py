@@ -24,13 +24,12 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
         `ValueError`: if there is no such dataset or split, or it has no rows or cannot be read.
     """
     from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
 
     try:
         source = local_source(name) or {"path": name}
         rows = load_dataset(**source, name=config, split=split, streaming=streaming)
         next(iter(rows))
-    except (DatasetsError, OSError, ValueError, RuntimeError, StopIteration) as error:
+    except Exception as error:  # each format and compression has its own, such as `lzma.LZMAError`
         cause = str(error.__cause__ or error).rstrip(".") or "it is empty"
         raise ValueError(
             f"Split {split!r} of dataset {name!r} cannot be read: {cause}. Correct the name of the file, directory or "
@@ -43,7 +42,8 @@ def load_split(name: str, split: str, config: str | None = None, streaming: bool
 def local_source(name: str) -> dict[str, Any] | None:
     """
     Return the arguments of `datasets.load_dataset` for data of this machine: a file (a path, or `file://`), files by a
-    pattern (`data/*.jsonl`), or a directory, also one of `save_to_disk`. `None` for a name on the hub.
+    pattern (`data/*.jsonl`), or a directory, also one of `save_to_disk`; or for the URL of a file. `None` for a name
+    on the hub.
 
     Raises:
         `ValueError`: for a file that is missing or has none of the formats.
@@ -55,14 +55,15 @@ def local_source(name: str) -> dict[str, Any] | None:
         return {"path": str(path)}
     files = [str(path)] if path.is_file() else sorted(glob.glob(str(path), recursive=True))
     suffixes = {_suffix(file) for file in files or [name]}
-    if not files:
-        if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?|(?!file:)\w+://.+", name) and not suffixes & {*BUILDERS}:
+    is_url = re.match(r"(?!file:)\w+://", name)
+    if not files and not (is_url and suffixes <= {*BUILDERS}):
+        if is_url or (re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) and not suffixes & {*BUILDERS}):
             return None
         raise ValueError(f"there is no such file in {str(Path.cwd())!r}")
     if len(suffixes) > 1 or not suffixes <= {*BUILDERS}:
         raise ValueError(f"its format is {' and '.join(sorted(suffixes)) or 'unknown'}")
     (suffix,) = suffixes
-    source: dict[str, Any] = {"path": BUILDERS[suffix], "data_files": [glob.escape(file) for file in files]}
+    source: dict[str, Any] = {"path": BUILDERS[suffix], "data_files": [*map(glob.escape, files)] or [name]}
     return source | ({"sep": "\t"} if suffix == ".tsv" else {})
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
     from ..trainer.ada_grpo_config import AdaGRPOConfig
 
+ONE_NAME = ("model_name_or_path", "dataset_name")  # text; other fields of text may also be mappings
+
 HELP = """\
 usage: ada-trl {command} --config FILE [FILE …] [--option value …]
 
@@ -174,17 +176,21 @@ def read_yaml(path: Path, parser: TrlParser) -> dict[str, Any]:
     """
     import yaml
 
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes()  # YAML may be UTF-8 or UTF-16; another encoding is a YAMLError
     try:
         config, document = yaml.safe_load(text), yaml.compose(text)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}. Correct it.") from error
-    if not isinstance(config, dict):
+    if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
         raise UserError(f"{path} must contain a YAML mapping of fields to values, not {config!r}.")
-    names = [key.value for key, _ in document.value]
-    if repeated := {name for name in names if names.count(name) > 1}:  # YAML itself would take the last value
+    if repeated := _repeated_fields(document):  # YAML itself would take the last value
         raise UserError(f"{path} has {', '.join(sorted(repeated))} more than once. Remove all but one.")
-    with_choices = {action.dest for action in parser._actions if action.choices}
+    if not isinstance(config.get("env") or {}, dict):
+        raise UserError(f"{path}: env ({config['env']!r}) must be a mapping, such as env: {{NAME: value}}.")
+    if "config" in config:
+        raise UserError(f"{path}: config is for the command line, which takes several files: --config FILE FILE.")
+    actions = {action.dest: action for action in parser._actions}
+    with_choices = {name for name, action in actions.items() if action.choices}
     for key, node in document.value:
         if key.value in with_choices and isinstance(config[key.value], bool):
             raise UserError(
@@ -196,7 +202,25 @@ def read_yaml(path: Path, parser: TrlParser) -> dict[str, Any]:
                 f"{path}: YAML reads {numbers[0]} in {key.value} as text. Write a number with a decimal point and a "
                 "signed exponent, for example 1.0e-7, and text in quotes."
             )
+        action, value = actions.get(key.value), config.get(key.value)
+        if not action or action.nargs:
+            continue
+        if isinstance(value, list | dict) and (action.type in (int, float) or key.value in ONE_NAME):
+            raise UserError(f"{path}: {key.value} ({value!r}) must be one value, not several.")
+        if action.type is str and not isinstance(value, str | bool | list | dict | None):
+            config[key.value] = node.value  # a number or a date that is meant as text
+        elif action.type is int and isinstance(value, float):
+            config[key.value] = node.value.removesuffix(".0")
     return config
+
+
+def _repeated_fields(node: Any) -> set[str]:
+    """Fields that a mapping, or one inside of it, has more than once."""
+    if isinstance(node.value, str):
+        return set()
+    pairs = [item if isinstance(item, tuple) else (None, item) for item in node.value]
+    names = [key.value for key, _ in pairs if key]
+    return {name for name in names if names.count(name) > 1}.union(*(_repeated_fields(item) for _, item in pairs))
 
 
 def _numbers_read_as_text(node: Any) -> list[str]:

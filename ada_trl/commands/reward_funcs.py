@@ -73,13 +73,15 @@ def _full_name(name: str) -> str:
 
 def _import_function(path: str) -> Callable:
     module_name, _, attribute = path.rpartition(".")
+    advice = f"Give the dotted path of a function that is importable from {os.getcwd()!r}, or `organization/name` for"
+    advice += " a reward model."
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"Function {path!r} could not be imported: {error}. Give the dotted path of a function that is importable "
-            f"from {os.getcwd()!r}, or `organization/name` for a reward model."
-        ) from error
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        if all(module_name.split(".")) and module_name not in sys.modules and not is_missing:
+            advice = f"The error is in {module_name}, or in a module that it imports; --traceback shows where."
+        raise UserError(f"Function {path!r} could not be imported: {error}. {advice}") from error
 
 
 def read_call(text: str) -> tuple[Callable, dict[str, Any]]:

@@ -12,7 +12,7 @@ prompt.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -85,7 +85,14 @@ def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.nd
 
     Returns:
         `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
+
+    Raises:
+        `ValueError`: for another `scale`, such as that of a group.
     """
+    if scale not in get_args(BatchScale):
+        raise ValueError(
+            f"scale_rewards ({scale!r}) must be 'none' or 'rank' with baseline='batch'. Use one of these."
+        )
     advantage_N = np.zeros(len(rollouts))
     has_reward_N = rollouts.has_reward_N
     rewards = rollouts.reward_N[has_reward_N]
@@ -93,18 +100,23 @@ def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.nd
     if num_others < 1 or rewards.min() == rewards.max():
         return advantage_N
     if scale == "rank":
-        advantage_N[has_reward_N] = _wins_minus_losses(rewards) / num_others
+        # Sums of the same numbers in another order differ by rounding, relative to the terms, which may cancel in the
+        # sum. Terms are known without weights only, and are at most as large as most of the sums: a tolerance for
+        # rewards of another size would let small ones tie that differ.
+        size = np.minimum(np.nanmax(np.abs(rollouts.rewards_NF[has_reward_N]), axis=1), np.median(np.abs(rewards)))
+        advantage_N[has_reward_N] = _wins_minus_losses(rewards, np.maximum(np.abs(rewards), size)) / num_others
     else:
         advantage_N[has_reward_N] = rewards - (rewards.sum() - rewards) / num_others
     return _clip(advantage_N)
 
 
-def _wins_minus_losses(rewards: np.ndarray) -> np.ndarray:
-    """Number of other rewards below each of `rewards` minus the number above it, in O(N log N)."""
+def _wins_minus_losses(rewards: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """
+    Number of other rewards below each of `rewards` minus the number above it, in O(N log N). Differences of at most
+    `TIE` times the `size` of one of two rewards are ties.
+    """
     order = np.argsort(rewards)
-    ascending = rewards[order]
-    # Sums of the same numbers in another order differ by rounding, relative to the terms, which may cancel in the sum.
-    size = np.maximum(np.abs(ascending), np.median(np.abs(ascending)))
+    ascending, size = rewards[order], size[order]
     is_above = np.diff(ascending) > TIE * np.maximum(size[1:], size[:-1])
     value = np.concatenate([[0], np.cumsum(is_above)])  # index among the K distinct rewards
     count_K = np.bincount(value)

@@ -325,15 +325,21 @@ def read_option(name: str, value: Any, hint: Any) -> Any:
     # The parts of `Literal[...]`, `Literal[...] | None`, `int | None` and `int`.
     parts = [part for kind in get_args(hint) or [hint] for part in get_args(kind) or [kind]]
     choices = [part for part in parts if isinstance(part, str | int)]
-    may_be_none = type(None) in parts or name in DERIVED
-    if str in parts or (value is None and may_be_none):
-        return value
-    if choices:
-        is_valid, allowed = value in choices, f"one of {', '.join(map(repr, choices))}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)  # `no` in YAML does not mean 0
+    if value is None and (name in DERIVED or {str, type(None)} & {*parts}):
+        return None
+    if str in parts:
+        is_flag = name == "scale_rewards" and isinstance(value, bool)  # as in TRL
+        is_valid, allowed = is_number or is_flag or isinstance(value, str | os.PathLike), "a name or a number"
+    elif choices:
+        is_valid, allowed = (
+            isinstance(value, str | int | float) and value in choices,
+            f"one of {', '.join(map(repr, choices))}",
+        )
     elif int in parts:
-        is_valid, allowed = isinstance(value, int | float) and value % 1 == 0, "an integer"
+        is_valid, allowed = is_number and value % 1 == 0, "an integer"
     else:
-        is_valid, allowed = isinstance(value, int | float), "a number"
+        is_valid, allowed = is_number, "a number"
     if not is_valid:
         raise ValueError(f"{name} ({value!r}) must be {allowed}. Leave it unset for the default.")
     return int(value) if int in parts else value

@@ -325,10 +325,11 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Advantages of all rollouts of a batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
         if self.advantage_func is not None:
             return self.advantage_func(rollouts)
-        # TRL's attributes and not `args`, because a callback may have set them.
-        scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
+        # TRL's attributes and not `args`, because a callback may have set them. TRL's scale is never that of ranks.
+        given = self.args.scale_rewards if self.mode.baseline == "batch" else self.scale_rewards
+        scale: Any = {True: "group", False: "none"}.get(given, given)
         if self.mode.baseline == "batch":
-            return batch_advantages(rollouts, scale="rank" if self.args.scale_rewards == "rank" else "none")
+            return batch_advantages(rollouts, scale=scale)
         if self.multi_objective_aggregation == "normalize_then_sum":
             rollouts, scale = normalize_each_reward(rollouts, self.reward_weights.cpu().numpy()), "batch"
         return pool_advantages(rollouts, weighting=self.mode.prompt_weighting, scale=scale)

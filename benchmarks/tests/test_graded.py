@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ada_trl.core.metrics import kind_of_rewards
 from benchmarks import graded, names
 from benchmarks.common import load_rows
 from benchmarks.learning import graded_rewards, small_models
@@ -127,3 +128,16 @@ def test_the_pooled_difference_has_a_say():
     assert graded.worse_sets(found, names.WIN_RATES) == []
     assert graded.decision(found) == "win rates do not become"
     assert "not decided" in graded.decision(graded.complete(pd.DataFrame([row for row in rows if row["seed"] != 43])))
+
+
+def test_kinds_of_rewards_are_recognized_in_the_first_steps():
+    """One rollout per prompt: an offset by prompt and an unbounded error, but nothing else, in every stored run."""
+    rewards: dict[tuple[str, int], list[float]] = {}
+    for row in load_rows(graded_rewards.FIRST_STEPS):
+        rewards.setdefault((row["prompt_set"], row["seed"]), []).extend(row["reward"])
+    expected = {"offset": "distinct", "error": "outliers"}
+    for (name, seed), own in rewards.items():
+        reward_N = np.array(own[:512])
+        kind = kind_of_rewards(reward_N, np.arange(len(reward_N)))
+        assert kind == expected.get(name.partition("-")[2], "comparable"), (name, seed)
+    assert {name for name, _ in rewards} >= {"hard-offset", "hard-error", "hard-digits", "sorting-graded"}

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.commands import start
+from ada_trl.commands import short_run, start
 from ada_trl.commands.findings import across_prompts, difficulty
 from ada_trl.core import Rollouts
 
@@ -225,6 +225,13 @@ def test_a_reward_function_that_returns_no_numbers_is_named(name, value, task, c
         start("check", words(task, reward=f"tests.commands.test_check.{name}"))
     error = capsys.readouterr().err
     assert ended.value.code == 2 and f"reward function {name} returned {value}" in error, error[-500:]
+
+
+def test_rewards_of_a_generator_are_read_once():
+    def lengths(completions):
+        yield from map(len, completions)
+
+    assert short_run._checked(lengths, "lengths")(completions=["a", "bb"]) == [1, 2]
 
 
 def test_an_error_of_a_reward_function_keeps_its_traceback(task, capsys):

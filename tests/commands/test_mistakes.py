@@ -1,5 +1,6 @@
 """Mistakes on the command line: each prints a sentence with value and fix, exits with code 2, and changes no file."""
 
+import gzip
 import json
 import shlex
 from pathlib import Path
@@ -20,6 +21,14 @@ MISTAKES = [
     ("trian", "'trian'", "choose from 'train', 'check'"),
     # configuration files
     ("train --config twice.yaml", "twice.yaml has seed more than once", "Remove all but one"),
+    ("train --config twice_inside.yaml", "twice_inside.yaml has min_lr more than once", "Remove all but one"),
+    ("train --config latin.yaml", "latin.yaml is not valid YAML", "Correct it"),
+    ("train --config on.yaml", "on.yaml must contain a YAML mapping", "{True: 2}"),
+    ("train --config environment.yaml", "environment.yaml: env ('A=1') must be a mapping"),
+    ("train --config nested.yaml", "nested.yaml: config is for the command line"),
+    ("train --config half.yaml", "--max_steps", "invalid int value: '1.5'"),
+    ("train --config several.yaml", "several.yaml: dataset_name (['a', 'b']) must be one value"),
+    ("train --config several_steps.yaml", "several_steps.yaml: max_steps ([1]) must be one value"),
     ("train --config nowhere.yaml", "nowhere.yaml", "no such file, nor a recipe of that name in"),
     ("train --config --max_steps 3", "--config", "expected at least one argument"),
     ("train --config data", "--config data: there is no such file"),
@@ -70,6 +79,8 @@ MISTAKES = [
     ("--dataset_name=empty.jsonl", "'empty.jsonl'", "it is empty"),
     ("--dataset_name=empty.json", "'empty.json'", "no data"),
     ("--dataset_name=empty.csv", "'empty.csv'", "No columns to parse"),
+    ("--dataset_name=truncated.jsonl.gz", "'truncated.jsonl.gz'", "Compressed file ended before"),
+    ("--dataset_name=corrupt.jsonl.xz --dataset_streaming", "'corrupt.jsonl.xz'", "Corrupt input data"),
     ("--dataset_name=header.csv --dataset_streaming", "'header.csv'", "it is empty"),
     ("--dataset_name=data.py", "scripts are no longer supported"),
     *(
@@ -84,6 +95,11 @@ MISTAKES = [
     ("train --use_cpu --model_name_or_path=model --dataset_name=data", "No reward function", "--reward_funcs"),
     ("--reward_funcs rewardz.accuracy", "'rewardz.accuracy'", "No module", "dotted path"),
     ("--reward_funcs trl.rewards.accuracy_rewrd", "'trl.rewards.accuracy_rewrd'", "has no attribute"),
+    ("--reward_funcs ..my_rewards.even", "could not be imported", "Give the dotted path"),
+    *(
+        (f"--reward_funcs broken_{name}.even", cause, f"The error is in broken_{name}, or in a module", "--traceback")
+        for name, cause in (("syntax", "syntax"), ("value", "'a'"), ("package", "'no_such_package'"))
+    ),
     ("--reward_funcs accuracy_reward", "'accuracy_reward'", "trl.rewards.accuracy_reward"),
     ("--reward_funcs organization/accuracy", "huggingface.co"),
     ("--reward_funcs accuracy", "'accuracy' has no dot", "MODULE.accuracy for a function", "organization/accuracy"),
@@ -149,12 +165,23 @@ def files(tmp_path_factory):
     }
     texts |= {"broken.yaml": "max_steps: 1\n  seed: 2: 3\n", "list.yaml": "[1]", "unknown.yaml": "max_stepz: 5\n"}
     texts |= {"text.yaml": "seed: many\n", "mixture.yaml": "datasets:\n- pth: data\n"}
+    texts |= {
+        "twice_inside.yaml": "lr_scheduler_kwargs: {min_lr: 1.0, min_lr: 2.0}\n",
+        "on.yaml": "on: 2\n",
+        "environment.yaml": "env: A=1\n",
+        "nested.yaml": "config: good.yaml\n",
+        "half.yaml": "max_steps: 1.5\n",
+        "several.yaml": "dataset_name: [a, b]\n",
+        "several_steps.yaml": "max_steps: [1]\n",
+    }
     texts |= {"function.yaml": "rollout_func: a.b\n", "number.yaml": yaml.safe_dump(good | {"reward_funcs": [5]})}
     texts |= {"no.yaml": "save_strategy: no\n", "off.yaml": "eval_strategy: off\n", "yes.yaml": "baseline: yes\n"}
     texts |= {
         "exponent.yaml": "lr_scheduler_kwargs: {a: {min_lr: 1e-7}}\n",
         "exponents.yaml": "reward_weights: [2E5]\n",
     }
+    texts |= {"broken_syntax.py": "def even(:", "broken_value.py": "int('a')"}
+    texts |= {"broken_package.py": "import no_such_package"}
     texts |= {"empty_value.yaml": "retries:\n", "my_rewards.py": MY_REWARDS, "README": "", "header.csv": "prompt\n"}
     texts |= {
         "empty.jsonl": "",
@@ -166,6 +193,9 @@ def files(tmp_path_factory):
     for name, text in texts.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
+    (directory / "truncated.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:-20])
+    (directory / "corrupt.jsonl.xz").write_bytes(b"\xfd7zXZ\x00" + bytes(32))
+    (directory / "latin.yaml").write_bytes("run_name: é\n".encode("latin-1"))
     return directory
 
 

@@ -1,5 +1,7 @@
 """Values of configuration files are those of the command line."""
 
+import datetime
+
 import pytest
 import yaml
 
@@ -31,6 +33,9 @@ def parse(path, config):
         ("scale_rewards", False, "none"),
         ("scale_rewards", "True", "group"),
         ("fsdp", True, True),
+        ("run_name", datetime.date(2024, 1, 31), "2024-01-31"),
+        ("dataset_name", 7, "7"),
+        ("max_steps", 20.0, 20),
     ],
 )
 def test_values_are_read_as_on_the_command_line(name, given, parsed, tmp_path):

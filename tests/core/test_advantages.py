@@ -180,6 +180,15 @@ def test_sums_that_differ_by_rounding_are_ties(last):
     assert found.tolist() == [-5 / 8] * 4 + [4 / 8] * 5
 
 
+@pytest.mark.parametrize("other", [None, 0.0, 1.0], ids=["one function", "never formatted", "formatted"])
+def test_small_rewards_that_differ_do_not_tie_beside_large_ones(other):
+    """Of minus the absolute error, for example, where most answers are far off."""
+    errors = [0, 1, 2, *(10**7 * i for i in range(1, 5))]
+    pools = [[[-error] if other is None else [-error, other]] for error in errors]
+    found = batch_advantages(Rollouts.of(pools), scale="rank")
+    np.testing.assert_allclose(found, (6 - 2 * np.arange(7)) / 6, atol=1e-15)
+
+
 def test_win_rates_of_many_rollouts_take_no_array_of_pairs():
     rng = np.random.default_rng(0)
     rewards = rng.permutation(200_000).astype(float)

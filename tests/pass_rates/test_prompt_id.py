@@ -6,8 +6,9 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
-from ada_trl.pass_rates.prompt_id import prompt_key, prompt_reference
+from ada_trl.pass_rates.prompt_id import prompt_key, prompt_reference, row_key
 
 
 CONVERSATION = [{"role": "user", "content": "1+2="}]
@@ -70,3 +71,11 @@ def test_columns_of_an_environment_are_hashed():
     assert key == prompt_key({"when": datetime.date(2026, 1, 1), "blob": b"x", "board": np.zeros((2, 3))})
     for change in ({"when": datetime.date(2026, 1, 2)}, {"blob": b"y"}, {"board": np.zeros((3, 2))}, {"none": 1}):
         assert prompt_key(row | change) != key
+
+
+def test_a_list_in_numpy_format_is_hashed_by_its_content():
+    """Its array has the addresses of objects, which differ when a row is read again."""
+    row = {"prompt": "1+1=", "choices": ["2", "11"], "tests": [{"in": "1", "out": None}], "steps": [[1], [1, 2]]}
+    stream = Dataset.from_list([row, row | {"choices": ["2", "12"]}]).with_format("numpy").to_iterable_dataset()
+    keys = [list(map(row_key, stream)) for _ in range(2)]
+    assert keys[0] == keys[1] and len(set(keys[0])) == 2

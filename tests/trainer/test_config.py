@@ -5,15 +5,17 @@ import inspect
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from ada_trl.core import batch_advantages
 from ada_trl.trainer.mode import Mode
 
-from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer, weights_of
+from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer, weights_of
 from ..helpers import build as build_trainer
 from ..helpers import config as build_config
 
@@ -66,6 +68,15 @@ INVALID = [
     ({"max_rounds": float("nan")}, r"max_rounds \(nan\) must be an integer"),
     ({"num_generations": "4"}, r"num_generations \('4'\) must be an integer"),
     ({"samples_per_round": [4]}, r"samples_per_round \(\[4\]\) must be an integer"),
+    # `no` of YAML is no number: the weight would be 1/p
+    ({"prompt_weighting": False}, r"prompt_weighting \(False\) must be a name or a number"),
+    (BATCH | {"retries": np.bool_(True)}, r"retries \(True\) must be an integer"),
+    ({"epsilon_high": False}, r"epsilon_high \(False\) must be a number"),
+    (EST | {"allocation_rule": False}, r"allocation_rule \(False\) must be a name or a number"),
+    # a missing value of pandas has no truth value
+    ({"baseline": pd.NA}, r"baseline \(<NA>\) must be one of 'pool'"),
+    ({"scale_rewards": pd.NA}, r"scale_rewards \(<NA>\) must be a name"),
+    ({"success_reward": ["accuracy"]}, r"success_reward \(\['accuracy'\]\) must be a name"),
     ({"positive_threshold": None}, r"positive_threshold \(None\) must be a number"),
     ({"positive_threshold": "0.5"}, r"positive_threshold \('0.5'\) must be a number"),
     ({"vllm_request_timeout": "300"}, r"vllm_request_timeout \('300'\) must be a number"),
@@ -429,6 +440,19 @@ def test_an_invalid_value_of_a_schedule_is_rejected(tmp_path):
         build_trainer(tmp_path, callbacks=[Schedule(max_rounds=0)]).train()
     with pytest.raises(ValueError, match=r"success_reward \('accuracy'\) must be"):
         build_trainer(tmp_path, callbacks=[Schedule(success_reward="accuracy")]).train()
+
+
+def test_a_schedule_of_the_scale_of_a_batch_takes_effect_or_is_rejected(tmp_path):
+    options = BATCH | {"scale_rewards": "rank"}
+    trainer = build_trainer(tmp_path, length_reward, callbacks=[Schedule(scale_rewards="none")], **options)
+    trainer.train()
+    for scale, rollouts, batch in zip(("rank", "none"), trainer.rollouts, trainer.batches, strict=True):
+        of_scales = {name: batch_advantages(rollouts, scale=name) for name in ("rank", "none")}
+        assert not np.allclose(*of_scales.values())
+        np.testing.assert_allclose(batch["advantages"], of_scales[scale], rtol=1e-5, atol=1e-7)
+    trainer = build_trainer(tmp_path, length_reward, callbacks=[Schedule(scale_rewards="batch")], **options)
+    with pytest.raises(ValueError, match=r"scale_rewards \('batch'\) must be 'none' or 'rank' with baseline='batch'"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
