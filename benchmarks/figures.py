@@ -64,7 +64,7 @@ def means_by_step(found: Comparison, method: str, columns: Iterable[str]) -> tup
 
 
 def draw_curves(axis, found: Comparison, methods: Iterable[str], x: str, y: str, scale: float = 1) -> None:
-    """Means of `y`, times `scale`, against `x`; the 95% interval of the last evaluation is drawn right of all curves."""
+    """Means of `y`, times `scale`, against `x`; the 95% interval at the end is drawn right of all curves."""
     ends = []
     for method in methods:
         means, halves = means_by_step(found, method, dict.fromkeys((x, y)))

@@ -106,8 +106,8 @@ def endpoints(found: Comparison) -> str:
         f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over "
         f"the evaluations.\n"
         f"- (b) {'holds' if holds else 'does not hold'}: {RETRIES} against {found.reference}: pass@16 after the last "
-        f"step {diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} (lower bound "
-        f"{accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
+        f"step {diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} "
+        f"(lower bound {accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
     )
 
 
@@ -210,7 +210,7 @@ def passes_sentences(found: Comparison) -> str:
 
 
 def longer_run_sentences(found: Comparison) -> str:
-    """The order of the methods after the steps of the other parts and at the end, and with how many seeds it changes."""
+    """The order of the methods after the steps of the other parts and at the end, and how often it changes."""
 
     def from_best(values: pd.Series) -> pd.Series:
         return values.sort_values(ascending=False, kind="stable")

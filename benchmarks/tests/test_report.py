@@ -120,7 +120,7 @@ def test_table_of_a_comparison():
 
 
 def planned(part: str, gains: dict[tuple[str, float], tuple[float, float]], noise: float = 0.001) -> list[dict]:
-    """Rows of all runs of a part; `gains` in final accuracy and pass@16 over 0.3 and 0.5, with `noise` between seeds."""
+    """Rows of the runs of a part; `gains` in final accuracy and pass@16 over 0.3 and 0.5, with noise between seeds."""
     rows = []
     for run in PARTS[part].runs:
         accuracy, diversity = gains.get((run.method, run.rate), (0.0, 0.0))
