@@ -117,8 +117,8 @@ def claims(found: Comparison) -> str:
     algorithm = names.short(names.ALGORITHM_2)
     lines = [
         f"{algorithm} against more rollouts, {both(found, names.ALGORITHM_2, names.GRPO_16)}; it has "
-        f"{rollouts[names.ALGORITHM_2]:.0f} rollouts per step instead of {rollouts[names.GRPO_16]:.0f}, because most prompts "
-        "are hard",
+        f"{rollouts[names.ALGORITHM_2]:.0f} rollouts per step instead of {rollouts[names.GRPO_16]:.0f}, because most "
+        "prompts are hard",
         f"{algorithm}, {both(found, names.ALGORITHM_2, names.SEQ_POS_2)}, which has {rollouts[names.SEQ_POS_2]:.0f}",
     ]
     return "\n".join(f"- {line}." for line in lines)
@@ -171,7 +171,7 @@ def ahead_sentence() -> str:
 
 
 def gpu_results(stage: str) -> dict:
-    """Stored results of a stage with vLLM on a GPU: `environment` and `units`; without units if it has not been run."""
+    """Stored results of a stage with vLLM on a GPU: `environment` and `units`; no units if it has not been run."""
     path = RESULTS / "gpu" / f"{stage}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"units": {}}
 

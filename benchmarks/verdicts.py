@@ -155,7 +155,8 @@ def why(rows: pd.DataFrame) -> str:
     return (
         f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has "
         f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy "
-        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
+        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} "
+        f"({prompts.text(sign=True)})."
     )
 
 
@@ -170,8 +171,8 @@ def short_answers(rows: pd.DataFrame) -> str:
     return (
         f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are "
         f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: "
-        f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: {without_object(diversity)} "
-        f"({diversity.text(sign=True)}). {families(found, rows)}"
+        f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: "
+        f"{without_object(diversity)} ({diversity.text(sign=True)}). {families(found, rows)}"
     )
 
 
@@ -252,7 +253,8 @@ def verdict(rows: pd.DataFrame) -> str:
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
         f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
-        f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is {'; '.join(changes_in_words(repeated))}.",
+        f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is "
+        f"{'; '.join(changes_in_words(repeated))}.",
         f"**Longer answers**: {name_of(with_retries(longer))}. {in_words(longer, with_retries(longer))}",
     ]
     return "\n".join(f"- {line}" for line in lines)
