@@ -64,7 +64,7 @@ def means_by_step(found: Comparison, method: str, columns: Iterable[str]) -> tup
 
 
 def draw_curves(axis, found: Comparison, methods: Iterable[str], x: str, y: str, scale: float = 1) -> None:
-    """Means of `y`, times `scale`, against `x`; the 95% interval of the last evaluation is drawn right of all curves."""
+    """Means of `y`, times `scale`, against `x`; the 95% interval of the last evaluation is right of all curves."""
     ends = []
     for method in methods:
         means, halves = means_by_step(found, method, dict.fromkeys((x, y)))
@@ -136,9 +136,9 @@ def overview_caption(found: Comparison) -> str:
     """The figure in words."""
     seeds = len(found.runs[RECOMMENDED])
     return (
-        f"*Left, computed: probability that a prompt does not train the model. Middle and right, measured: "
-        f"short answers, means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; "
-        "dotted: before training.*"
+        "*Left, computed: probability that a prompt does not train the model. Middle and right, measured: short "
+        f"answers, means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; dotted: "
+        "before training.*"
     )
 
 

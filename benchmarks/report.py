@@ -171,7 +171,7 @@ def ahead_sentence() -> str:
 
 
 def gpu_results(stage: str) -> dict:
-    """Stored results of a stage with vLLM on a GPU: `environment` and `units`, which is empty if it has not been run."""
+    """Stored results of a stage with vLLM on a GPU: `environment` and `units`; no units if it has not been run."""
     path = RESULTS / "gpu" / f"{stage}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"units": {}}
 
