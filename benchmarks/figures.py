@@ -136,9 +136,9 @@ def overview_caption(found: Comparison) -> str:
     """The figure in words."""
     seeds = len(found.runs[RECOMMENDED])
     return (
-        f"*Left, computed: probability that a prompt does not train the model. Middle and right, measured: "
-        f"short answers, means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; "
-        "dotted: before training.*"
+        "*Left, computed: probability that a prompt does not train the model. Middle and right, measured: short "
+        f"answers, means over {seeds} seeds with a point every 25 steps and 95% intervals after the last; dotted: "
+        "before training.*"
     )
 
 

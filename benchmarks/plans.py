@@ -104,7 +104,7 @@ def endpoints(found: Comparison) -> str:
     holds = is_higher and accuracy.mean - accuracy.half > -0.01
     return (
         f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over "
-        f"the evaluations.\n"
+        "the evaluations.\n"
         f"- (b) {'holds' if holds else 'does not hold'}: {RETRIES} against {found.reference}: pass@16 after the last "
         f"step {diversity.text(sign=True)}, mean accuracy over the evaluations {accuracy.text(4, sign=True)} "
         f"(lower bound {accuracy.mean - accuracy.half:+.4f}, required: above -0.01)."
@@ -137,8 +137,8 @@ def paper_sentences(found: Comparison) -> str:
     is_met = accuracy.mean >= -0.005 and diversity.mean >= -0.01 and rollouts < 1
     return (
         f"- The criterion for another default is {'met' if is_met else 'not met'}: {names.short(small)} against "
-        f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at "
-        f"least -0.005), pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
+        f"{names.short(paper)}: mean accuracy over the evaluations {accuracy.text(4, sign=True)} (required: at least "
+        f"-0.005), pass@16 {diversity.text(sign=True)} (at least -0.01), {rollouts:.2f} of its rollouts."
     )
 
 

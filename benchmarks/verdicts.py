@@ -155,8 +155,8 @@ def why(rows: pd.DataFrame) -> str:
     return (
         f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has "
         f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy "
-        f"({baseline.text(sign=True)}); four times as many add "
-        f"{'one' if is_better(prompts) else 'none'} ({prompts.text(sign=True)})."
+        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} "
+        f"({prompts.text(sign=True)})."
     )
 
 

@@ -85,7 +85,7 @@ def _digest(value: Any) -> list | str:
         return value.isoformat()
     if hasattr(value, "detach"):  # a tensor, which may be of a type that NumPy does not have
         value = value.detach().cpu().double().numpy()
-    if getattr(value, "dtype", None) == object:  # a list in NumPy format, of which the bytes are addresses
+    if getattr(getattr(value, "dtype", None), "hasobject", False):  # a list in NumPy format: its bytes are addresses
         return _without_none(value.tolist())
     content = value if isinstance(value, bytes) else value.tobytes() if hasattr(value, "tobytes") else None
     if content is None:

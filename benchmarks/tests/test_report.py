@@ -1,4 +1,4 @@
-"""Comparisons, tables and the plans on runs small enough to compute by hand, and the generated documents."""
+"""Comparisons, tables and plans on runs small enough to compute by hand, and the generated documents."""
 
 import math
 import re
@@ -266,7 +266,7 @@ def test_decision_on_longer_answers(retries, decision):
 
 
 def test_orders_of_the_longer_run_are_compared_by_seed():
-    """Accuracy rises at a constant rate in the runs, but for one run with retries, which ends where it began."""
+    """Accuracy rises at a constant rate in the made-up runs, but for one with retries, which ends where it began."""
     ends = {names.BATCH: 0.34, RETRIES: 0.32, names.GRPO_4: 0.28, names.GRPO_8: 0.30}
     rows = []
     for run in PARTS["longer run"].runs:
@@ -278,7 +278,8 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
     assert accuracy == (
         f"- Order by accuracy: after 150 steps {names.BATCH} (0.235), {RETRIES} (0.230), {names.GRPO_8} (0.225), "
         f"{names.GRPO_4} (0.220); after 600 steps {names.BATCH} (0.340), {names.GRPO_8} (0.300), {names.GRPO_4} "
-        f"(0.280), {RETRIES} (0.260). It changes with 1 of 2 seeds."
+        f"(0.280), {RETRIES} (0.260). "
+        "It changes with 1 of 2 seeds."
     )
     assert diversity.endswith("It changes with 0 of 2 seeds.")
 
