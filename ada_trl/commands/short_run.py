@@ -188,13 +188,14 @@ def _checked(function: Callable, name: str) -> Callable:
 
     def check(rewards: Any) -> Any:
         try:
-            torch.tensor([torch.nan if reward is None else reward for reward in rewards], dtype=torch.float32)
+            scored = list(rewards)  # it may be a generator, which can be read once
+            torch.tensor([torch.nan if reward is None else reward for reward in scored], dtype=torch.float32)
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"reward function {name} returned {quote(rewards)}, but needs a list of one number or None for each "
                 "completion."
             ) from error
-        return rewards
+        return scored
 
     async def check_awaited(**given: Any) -> Any:
         return check(await function(**given))
