@@ -355,7 +355,7 @@ def _read_weighting(weighting: Any) -> Any:
     if weighting in POWERS:
         return weighting
     try:
-        alpha = math.nan if isinstance(weighting, bool) else float(weighting)  # False would be 1 / p
+        alpha = float(weighting)
     except (TypeError, ValueError):
         alpha = math.nan
     if not 0 <= alpha <= 1:

@@ -83,7 +83,6 @@ INVALID = [
     ({"epsilon_high": "0.28"}, r"epsilon_high \('0.28'\) must be a number"),
     ({"baseline": None}, r"baseline \(None\) must be one of 'pool', 'batch'"),
     ({"vllm_weight_sync": None}, r"vllm_weight_sync \(None\) must be one of 'nccl'"),
-    ({"prompt_weighting": False}, r"prompt_weighting \(False\) must be one of .*, 'none', or a number"),
     ({"scale_rewards": None}, r"scale_rewards \(None\) must be one of 'none'"),
     (EST | {"allocation_rule": None}, r"allocation_rule \(None\) must be one of 'power'"),
     # choices and numbers
