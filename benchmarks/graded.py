@@ -27,11 +27,9 @@ TITLES = {
 SETS = {kind: (f"hard-{kind}", f"easy-{kind}") for kind in KINDS} | {"sorting": ("sorting-graded",)}
 SAME_MEANING = ("digits", "distance", "functions", "length", "sorting", "error")
 CELLS = {(name, method) for method, own in METHODS.items() for name in own.rates}
-PART_B = {
-    (name, method)
-    for name, method in CELLS
-    if method == RETRIES or name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]
-}
+RETRIED = {(name, method) for name, method in CELLS if method == RETRIES}
+EASY = {(name, method) for name, method in CELLS if name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]}
+PARTS = (CELLS - RETRIED - EASY, RETRIED, EASY)
 
 
 def complete(rows: pd.DataFrame) -> dict[str, Comparison]:
@@ -41,7 +39,7 @@ def complete(rows: pd.DataFrame) -> dict[str, Comparison]:
     ends = rows[rows["step"] > 0]
     done = set(zip(ends["prompt_set"], ends["method"], ends["seed"], strict=True))
     seeds = {}
-    for part in (CELLS - PART_B, PART_B):
+    for part in PARTS:
         finished = {seed for seed in set(ends["seed"]) if all((*cell, seed) in done for cell in part)}
         seeds |= dict.fromkeys(part, finished)
     found = {}
