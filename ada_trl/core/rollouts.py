@@ -143,8 +143,7 @@ class Rollouts:
 
     @computed_array
     def is_abstained_P(self) -> np.ndarray:
-        # Also by functions of weight 0 alone, which give a rollout no reward with the batch baseline.
-        return (self.scored_P == 0) & (self.sum(~np.isnan(self.rewards_NF).all(axis=1)) > 0)
+        return (self.scored_P == 0) & (self.sum(self.has_reward_N) > 0)
 
     @computed_array
     def pass_rate_P(self) -> np.ndarray:

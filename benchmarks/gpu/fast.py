@@ -147,11 +147,9 @@ def reward(completion_ids: list[list[int]], pass_rate: list[float], **kwargs) ->
 
 def generation(url: str, size: Size, rows: int, copies: int, repeats: int) -> dict:
     """Seconds of a batch with `copies` completions per prompt, with both clients in turn."""
-    from ..speed import (
-        in_flight,  # its simulated server needs a package that the report of stored results does not need
-    )
+    from ..speed import clients as of_server  # imports what the report of stored results does not need
 
-    clients = {"TRL": in_flight.TRL(url, size.max_tokens), "ours": in_flight.Ours(url, size.max_tokens)}
+    clients = {"TRL": of_server.TRL(url, size.max_tokens), "ours": of_server.Ours(url, size.max_tokens)}
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, size.vocabulary, (rows // copies, size.prompt_tokens), generator=generator).tolist()
     seconds: dict[str, list[float]] = {name: [] for name in clients}

@@ -71,7 +71,7 @@ def printed_rows(capsys, *words):
     except SystemExit as ended:
         code = ended.code
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    return rows[2:], code
+    return rows[1:], code
 
 
 def files_of(folder):

@@ -186,15 +186,15 @@ def test_a_prompt_is_retried_until_it_has_a_positive_rollout_or_no_retry_is_left
     assert queue.retry_queue == [Candidate(0, 1), Candidate(2, 2)]
 
 
-@pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_a_prompt_on_which_the_function_of_success_abstains_is_not_retried(weight):
-    """Also if the other function only records its rewards."""
+@pytest.mark.parametrize(("weight", "retries"), [(1.0, [1, 2]), (0.0, [0, 1, 2, 3])])
+def test_a_prompt_on_which_the_function_of_success_abstains_is_not_retried(weight, retries):
+    """Unless the other function only records its rewards, which must not change what is sampled."""
     queue = make_queue(slots=4, retries=2)
     prompts = [SampledPrompt(Candidate(i), i) for i in range(4)]
     pools = [[[NAN, 0.1]], [[NAN, 0.1], [0.0, 0.2]], [[NAN, NAN]], [[NAN, NAN], [NAN, 0.0]]]
     scoring = Scoring((1.0, weight), 0.7, success_column=0, needs_weight=True)
     queue.finish_step(prompts, Rollouts.score(list(map(np.array, pools)), scoring))
-    assert queue.retry_queue == [Candidate(1, 1), Candidate(2, 1)]
+    assert queue.retry_queue == [Candidate(i, 1) for i in retries]
 
 
 @pytest.mark.parametrize(("slots", "retries"), [(8, 6), (2, 1), (1, 1)])
