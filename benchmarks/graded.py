@@ -28,8 +28,9 @@ SETS = {kind: (f"hard-{kind}", f"easy-{kind}") for kind in KINDS} | {"sorting": 
 SAME_MEANING = ("digits", "distance", "functions", "length", "sorting", "error")
 CELLS = {(name, method) for method, own in METHODS.items() for name in own.rates}
 RETRIED = {(name, method) for name, method in CELLS if method == RETRIES}
-EASY = {(name, method) for name, method in CELLS if name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]}
-PARTS = (CELLS - RETRIED - EASY, RETRIED, EASY)
+SCALED = {(name, method) for name, method in CELLS if method == names.BATCH_SCALED}
+EASY = {(name, method) for name, method in CELLS if name in [f"easy-{kind}" for kind in WITHOUT_SUCCESS]} - SCALED
+PARTS = (CELLS - RETRIED - SCALED - EASY, RETRIED, SCALED, EASY)
 
 
 def complete(rows: pd.DataFrame) -> dict[str, Comparison]:

@@ -4,6 +4,7 @@ GRPO_4, GRPO_8, GRPO_16 = "GRPO n=4", "GRPO n=8", "GRPO n=16"
 DAPO = "dynamic sampling (DAPO) n=4"
 
 BATCH = "batch baseline, n=1"
+BATCH_SCALED = f"{BATCH}, scaled rewards"
 WIN_RATES = f"{BATCH}, win rates"
 BATCH_2_ITERATIONS = f"{BATCH}, 2 iterations"
 BATCH_2, BATCH_4 = "batch baseline, n=2", "batch baseline, n=4"

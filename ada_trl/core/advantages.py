@@ -12,7 +12,7 @@ prompt.
 """
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -21,11 +21,10 @@ from .rollouts import Rollouts
 
 PromptWeighting = str | float  # a name of `POWERS`, or α
 Scale = Literal["none", "group", "batch"]
-BatchScale = Literal["none", "rank"]
 
 POWERS = {"inverse": 0.0, "inverse_sqrt": 0.5, "none": 1.0}  # α of the power objective by its name
 STD_EPSILON = 1e-4  # as in TRL's GRPOTrainer
-TIE = 4 * np.finfo(np.float32).eps  # largest relative difference of equal sums of rewards that differ by rounding
+LARGEST_DEVIATION = 1.5  # scaled residuals of the batch baseline are clipped to ± this
 MAX_ADVANTAGE = 1e12  # larger ones overflow float32 in the loss or in the norm of the gradient, and weights become NaN
 
 
@@ -62,69 +61,47 @@ def pool_advantages(
     return _clip(np.where(has_advantage_N, advantage_N, 0.0))
 
 
-def batch_advantages(rollouts: Rollouts, *, scale: BatchScale = "none") -> np.ndarray:
+def batch_advantages(rollouts: Rollouts, *, scale: Scale = "none") -> np.ndarray:
     """
     Compute A_i = r_i − Σ_{j ≠ i} r_j / (N − 1): the mean reward of all *other* rollouts of the generation batch is the
-    baseline (leave-one-out as in RLOO, over the batch as in REINFORCE++). Or, with `scale="rank"`, the win rate
-    A_i = Σ_{j ≠ i} sign(r_i − r_j) / (N − 1): the fraction of the other rollouts with a lower reward minus the
-    fraction with a higher one.
+    baseline (leave-one-out as in RLOO, over the batch as in REINFORCE++).
 
-    Neither the baseline nor the rewards to beat contain anything that r_i had an influence on, so the gradient is
-    unbiased for any number of rollouts per prompt, also if unsolved prompts are sampled again in later steps (Wald's
-    identity): that of the mean reward, or of the probability to beat the other rollouts minus that to be beaten.
-
-    Win rates count the order of the weighted sums only. An outlier weighs as much as any other rollout, and a small
-    penalty as much as it reorders: one for length ranks all wrong rollouts by their lengths, and where most are wrong,
-    the model learns to be short. For rewards of 0 and 1 both are the same.
+    The baseline contains nothing that r_i had an influence on, so the gradient is unbiased for any number of rollouts
+    per prompt, also if unsolved prompts are sampled again in later steps (Wald's identity).
 
     Args:
         rollouts ([`~core.Rollouts`]):
             All rollouts of the generation batch.
         scale (`str`, *optional*, defaults to `"none"`):
-            `"none"` for differences of rewards, or `"rank"` for win rates.
+            With `"batch"`, divide by σ + 1e-4, σ the standard deviation of all other rewards, and clip to
+            ±[`LARGEST_DEVIATION`]: the gradient is that of the mean *clipped* reward, in which outliers count but do
+            not dominate.
 
     Returns:
         `np.ndarray` of shape `(N,)`: exactly 0 for rollouts without a reward, and if all rewards are equal.
 
     Raises:
-        `ValueError`: for another `scale`, such as that of a group.
+        `ValueError`: for the scale of a group, which may have a single rollout.
     """
-    if scale not in get_args(BatchScale):
-        raise ValueError(
-            f"scale_rewards ({scale!r}) must be 'none' or 'rank' with baseline='batch'. Use one of these."
-        )
+    if scale == "group":
+        raise ValueError("scale_rewards ('group') must be 'none' or 'batch' with baseline='batch'. Use one of these.")
     advantage_N = np.zeros(len(rollouts))
     has_reward_N = rollouts.has_reward_N
     rewards = rollouts.reward_N[has_reward_N]
     num_others = len(rewards) - 1
     if num_others < 1 or rewards.min() == rewards.max():
         return advantage_N
-    if scale == "rank":
-        # Sums of the same numbers in another order differ by rounding, relative to the terms, which may cancel in the
-        # sum. Terms are known without weights only, and are at most as large as most of the sums: a tolerance for
-        # rewards of another size would let small ones tie that differ.
-        size = np.minimum(np.nanmax(np.abs(rollouts.rewards_NF[has_reward_N]), axis=1), np.median(np.abs(rewards)))
-        advantage_N[has_reward_N] = _wins_minus_losses(rewards, np.maximum(np.abs(rewards), size)) / num_others
-    else:
-        advantage_N[has_reward_N] = rewards - (rewards.sum() - rewards) / num_others
+    others_mean = (rewards.sum() - rewards) / num_others
+    advantage_N[has_reward_N] = rewards - others_mean
+    if scale == "batch":
+        # Rounding errors of these sums are far below the residual of an outlier, which is clipped, and that of other
+        # rewards.
+        centered = rewards - rewards.mean()
+        others_mean_square = ((centered**2).sum() - centered**2) / num_others
+        variance = others_mean_square - ((centered.sum() - centered) / num_others) ** 2
+        scaled = (rewards - others_mean) / (np.sqrt(variance.clip(min=0)) + STD_EPSILON)
+        advantage_N[has_reward_N] = scaled.clip(-LARGEST_DEVIATION, LARGEST_DEVIATION)
     return _clip(advantage_N)
-
-
-def _wins_minus_losses(rewards: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """
-    Number of other rewards below each of `rewards` minus the number above it, in O(N log N). Differences of at most
-    `TIE` times the `size` of one of two rewards are ties.
-    """
-    order = np.argsort(rewards)
-    ascending, size = rewards[order], size[order]
-    is_above = np.diff(ascending) > TIE * np.maximum(size[1:], size[:-1])
-    value = np.concatenate([[0], np.cumsum(is_above)])  # index among the K distinct rewards
-    count_K = np.bincount(value)
-    below_K = np.cumsum(count_K) - count_K
-    difference_K = below_K - (len(rewards) - below_K - count_K)
-    wins_minus_losses = np.empty(len(rewards))
-    wins_minus_losses[order] = difference_K[value]
-    return wins_minus_losses
 
 
 def prompt_weights(rollouts: Rollouts, weighting: PromptWeighting) -> np.ndarray:

@@ -53,10 +53,9 @@ class AdaGRPOConfig(GRPOConfig):
     )
     scale_rewards: str = described(
         "none",
-        "Divisor of the advantages: `'none'`, or with `baseline='pool'` `'group'` (standard deviation of the prompt's "
-        "rewards, GRPOConfig's default) or `'batch'` (of all rewards of the generation batch); with `baseline='batch'`"
-        " also `'rank'`: the fraction of the other rollouts of the batch that a rollout beats minus the fraction that "
-        "beats it, which counts only the order of the weighted sums of rewards.",
+        "Divisor of the advantages: `'none'`, `'group'` (standard deviation of the prompt's rewards, GRPOConfig's "
+        "default) or `'batch'` (of all rewards of the generation batch; with `baseline='batch'` of all others, and "
+        "the result is clipped to ±1.5).",
     )
     epsilon_high: float | None = described(
         0.28,

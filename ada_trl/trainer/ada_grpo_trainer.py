@@ -194,9 +194,7 @@ class AdaGRPOTrainer(GRPOTrainer):
             weight_sync_dir=args.vllm_weight_sync_dir,
             request_timeout=args.vllm_request_timeout,
         )
-        # TRL does not know ranks; its advantages are replaced.
-        known = {"scale_rewards": "none"} if args.scale_rewards == "rank" else {}
-        with engine, trl_private.override_attributes(args, **known):
+        with engine:
             super().__init__(
                 model,
                 reward_funcs,
@@ -325,9 +323,8 @@ class AdaGRPOTrainer(GRPOTrainer):
         """Advantages of all rollouts of a batch, `(N,)`: `advantage_func`, or the function of `baseline`."""
         if self.advantage_func is not None:
             return self.advantage_func(rollouts)
-        # TRL's attributes and not `args`, because a callback may have set them. TRL's scale is never that of ranks.
-        given = self.args.scale_rewards if self.mode.baseline == "batch" else self.scale_rewards
-        scale: Any = {True: "group", False: "none"}.get(given, given)
+        # TRL's attributes and not `args`, because a callback may have set them.
+        scale: Any = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
         if self.mode.baseline == "batch":
             return batch_advantages(rollouts, scale=scale)
         if self.multi_objective_aggregation == "normalize_then_sum":

@@ -35,8 +35,8 @@ MINIMA = {"max_rounds": 1, "retries": 0, "min_samples": 1, "min_positives": 1, "
 RULES = [
     Rule(
         "scale_rewards",
-        lambda args, mode: args.scale_rewards not in ("none", "group", "batch", "rank"),
-        "must be one of 'none', 'group', 'batch', 'rank'",
+        lambda args, mode: args.scale_rewards not in ("none", "group", "batch"),
+        "must be one of 'none', 'group', 'batch'",
         "Use 'none' as in the paper",
     ),
     Rule(
@@ -106,15 +106,10 @@ RULES = [
     # Combinations that are not defined
     Rule(
         "scale_rewards",
-        lambda args, mode: args.scale_rewards in ("group", "batch") and args.baseline == "batch",
-        "(a standard deviation; True is 'group') requires baseline='pool'",
-        "Use scale_rewards='none' (False), or 'rank': how many rollouts of the batch each one beats",
-    ),
-    Rule(
-        "scale_rewards",
-        lambda args, mode: args.scale_rewards == "rank" and args.baseline == "pool",
-        "requires baseline='batch', because it compares all rollouts of the generation batch",
-        "Set it, or use scale_rewards='none'",
+        lambda args, mode: args.scale_rewards == "group" and args.baseline == "batch",
+        "(or True) requires baseline='pool': dividing by the standard deviation of the group would bias the gradient "
+        "of baseline='batch'",
+        "Use scale_rewards='none' (False) or 'batch'",
     ),
     Rule(
         "multi_objective_aggregation",

@@ -170,7 +170,7 @@ def advise_on_rewards(kind: RewardKind) -> str:
     return {
         "comparable": "",
         "outliers": "Rare rewards far below all others dominate the gradient of baseline='batch'. Limit the reward to "
-        "the range that matters, or set scale_rewards='rank', which counts only the order of the rewards.",
+        f"the range that matters, or compare the rollouts of each prompt, with {OF_GROUP}.",
         "levels": "Rewards of different prompts differ much more than those of one prompt, so that baseline='batch' "
         f"learns next to nothing. Compare the rollouts of each prompt, with {OF_GROUP}.",
         "distinct": "Most rewards are different, as those of a reward model. If their level depends on the prompt, "
@@ -247,10 +247,7 @@ class TrainingDiagnostics:
         # The same prompt in two batches is two prompts here.
         first = np.cumsum([0, *(batch.num_prompts for batch in batches[:-1])])
         prompt_N = np.concatenate([start + batch.prompt_N for start, batch in zip(first, batches, strict=True)])
-        kind = kind_of_rewards(reward_N, prompt_N)
-        if kind == "outliers" and self._args.scale_rewards == "rank":
-            return
-        if advice := advise_on_rewards(kind):
+        if advice := advise_on_rewards(kind_of_rewards(reward_N, prompt_N)):
             low, median, high = np.quantile(reward_N, (0, 0.5, 1))
             logger.warning(
                 f"The first {len(reward_N)} rewards range from {low:.3g} to {high:.3g} (median {median:.3g}). {advice}"

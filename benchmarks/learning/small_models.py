@@ -20,10 +20,12 @@ import argparse
 import functools
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from ada_trl.utils.files import atomic_write
+from examples.win_rates import win_rates
 from recipes.arithmetic.task import exact_match, prepare
 from recipes.arithmetic.vllm_server import running_server
 from recipes.sorting.task import prepare as prepare_sorting
@@ -71,12 +73,15 @@ class Method(NamedTuple):
             Learning rate by set, of the sets that the method is run on.
         prompts_on (`dict[str, int]`):
             Prompts of a step on the sets that differ.
+        advantage_func (`Callable`, *optional*):
+            Argument of the trainer.
     """
 
     options: dict
     prompts: int
     rates: dict[str, float]
     prompts_on: dict[str, int] = {}
+    advantage_func: Callable | None = None
 
 
 def _grpo(n: int, **options) -> dict:
@@ -129,11 +134,13 @@ EXPERIMENTS = {  # methods in the order of the tables
     "one_rollout": {
         names.GRPO_4: Method(_grpo(4), 32, GRPO_RATES | {"sorting-graded": 2e-4}),
         names.BATCH: Method({"baseline": "batch"}, 128, BATCH_RATES),
+        names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, {"sorting-graded": 2e-4}),
     },
     "graded_rewards": {
         names.GRPO_4: Method(_grpo(4), 32, GRADED_RATES),
         names.BATCH: Method({"baseline": "batch"}, 128, GRADED_RATES),
-        names.WIN_RATES: Method({"baseline": "batch", "scale_rewards": "rank"}, 128, GRADED_RATES),
+        names.BATCH_SCALED: Method({"baseline": "batch", "scale_rewards": "batch"}, 128, GRADED_RATES),
+        names.WIN_RATES: Method({"baseline": "batch"}, 128, GRADED_RATES, advantage_func=win_rates),
         names.batch_retries(2): Method({"baseline": "batch", "retries": 2}, 128, WITH_SUCCESS),
     },
     "one_step_ahead": {
@@ -176,7 +183,9 @@ def train_and_save(
         reward = [graded_rewards.recorded(function, rewards[function.__name__]) for function in functions]
         task = task._replace(reward=reward)
     directory, steps = task_dirs[run.prompt_set], steps or task.steps
-    record = train_once(run, options, prompts, directory, steps, eval_every, task)
+    record = train_once(
+        run, options, prompts, directory, steps, eval_every, task, advantage_func=method.advantage_func
+    )
     record["rewards"] = rewards
     with atomic_write(runs_dir / run.file_name) as temporary:
         temporary.write_text(json.dumps(record))

@@ -121,6 +121,7 @@ def train_once(
     eval_every: int,
     task: Task,
     start: dict | None = None,
+    advantage_func: Callable | None = None,
 ) -> dict:
     """
     Train `run`. Returns its record, which can be written as JSON: options, steps and evaluations. A step is one
@@ -148,6 +149,7 @@ def train_once(
             processing_class=tokenizer,
             callbacks=[recorder],
             peft_config=task.peft_config,
+            advantage_func=advantage_func,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()

@@ -364,8 +364,7 @@ def test_runs_of_the_second_plan_count_in_the_third():
     ],
 )
 def test_stored_methods_exist(name, methods):
-    removed = f"{names.BATCH}, scaled rewards"  # by an option that "rank" has replaced
-    assert {row["method"] for row in common.load_rows(name)} <= {*methods, removed}
+    assert {row["method"] for row in common.load_rows(name)} <= {*methods}
 
 
 def test_documents_are_filled_from_stored_results():

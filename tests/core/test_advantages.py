@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ada_trl.core import (
-    Rollouts,
-    Scoring,
     batch_advantages,
     needs_more,
     normalize_each_reward,
@@ -21,6 +19,7 @@ from ada_trl.core import (
     prompt_weights,
     select_groups,
 )
+from ada_trl.core.advantages import LARGEST_DEVIATION
 
 from .simulation import assert_mean, by_prompt, rollouts_of, sample_binary
 
@@ -129,81 +128,59 @@ def test_rewards_are_normalized_one_by_one_with_statistics_of_the_whole_pool():
     assert rollouts.success_reward_N.tolist() == pytest.approx(totals, nan_ok=True)
 
 
-# Differences from all other rollouts
+# The mean of all other rollouts
 
 
 def advantages_of_a_loop(rewards, scale):
-    """For each rollout, the mean of all others, or how many of them it beats."""
+    """For each rollout, the mean and the standard deviation of all others."""
     flat = [reward for pool in rewards for reward in pool]
     expected = []
     for i, reward in enumerate(flat):
         others = [other for j, other in enumerate(flat) if j != i and not math.isnan(other)]
         if math.isnan(reward) or not others:
             expected.append(0.0)
-        elif scale == "rank":
-            expected.append(sum((reward > other) - (reward < other) for other in others) / len(others))
-        else:
-            expected.append(reward - np.mean(others))
+            continue
+        advantage = reward - np.mean(others)
+        if scale == "batch":
+            advantage = np.clip(advantage / (np.std(others) + 1e-4), -LARGEST_DEVIATION, LARGEST_DEVIATION)
+        expected.append(advantage)
     return expected
 
 
-@pytest.mark.parametrize("scale", ["none", "rank"])
+@pytest.mark.parametrize("scale", ["none", "batch"])
 @given(pools=POOLS)
 def test_batch_advantages_are_those_of_a_loop_over_all_others(scale, pools):
-    """So no rollout has an influence on its own baseline."""
-    pools = [np.round(pool, 3).tolist() for pool in pools]
+    """So no rollout has an influence on its own baseline and divisor."""
     found = batch_advantages(rollouts_of(*pools), scale=scale)
     assert found.tolist() == pytest.approx(advantages_of_a_loop(pools, scale), rel=1e-6, abs=1e-6)
 
 
-def test_win_rates_of_all_small_batches_are_those_of_a_loop():
-    for size in (1, 2, 3, 4, 5):
-        for rewards in itertools.product((-1e6, 0.0, 0.5, 1.0, NAN), repeat=size):
-            found = batch_advantages(rollouts_of(rewards), scale="rank")
-            assert found.tolist() == pytest.approx(advantages_of_a_loop([rewards], "rank"), abs=1e-15), rewards
-
-
-@given(st.lists(st.sampled_from([0.0, 1.0, NAN]), min_size=1, max_size=40))
-def test_win_rates_of_rewards_of_0_and_1_have_the_mean_of_the_others_as_baseline(rewards):
-    found = batch_advantages(rollouts_of(rewards), scale="rank")
-    np.testing.assert_allclose(found, batch_advantages(rollouts_of(rewards)), atol=1e-15)
-
-
-@pytest.mark.parametrize("last", [0.0, -0.7])
-def test_sums_that_differ_by_rounding_are_ties(last):
-    """Sums of the same terms in another order, which may cancel."""
-    terms = np.array([[0.1, 0.2, 0.4], [0.4, 0.2, 0.1], [0.2, 0.4, 0.1], [0.1, 0.4, 0.2]])
-    rewards = np.concatenate([np.column_stack([terms, np.full(4, last)]), [[2, 0, 0, 0]] * 5])
-    rollouts = Rollouts.score([rewards], Scoring((1.0,) * 4, 0.7))
-    assert len(set(rollouts.reward_N[:4])) > 1, "float32"
-    found = batch_advantages(rollouts, scale="rank")
-    assert found.tolist() == [-5 / 8] * 4 + [4 / 8] * 5
-
-
-@pytest.mark.parametrize("other", [None, 0.0, 1.0], ids=["one function", "never formatted", "formatted"])
-def test_small_rewards_that_differ_do_not_tie_beside_large_ones(other):
-    """Of minus the absolute error, for example, where most answers are far off."""
-    errors = [0, 1, 2, *(10**7 * i for i in range(1, 5))]
-    pools = [[[-error] if other is None else [-error, other]] for error in errors]
-    found = batch_advantages(Rollouts.of(pools), scale="rank")
-    np.testing.assert_allclose(found, (6 - 2 * np.arange(7)) / 6, atol=1e-15)
-
-
-def test_win_rates_of_many_rollouts_take_no_array_of_pairs():
-    rng = np.random.default_rng(0)
-    rewards = rng.permutation(200_000).astype(float)
-    found = batch_advantages(rollouts_of(rewards), scale="rank")
-    np.testing.assert_allclose(found, (2 * rewards - 199_999) / 199_999, atol=1e-12)
+def test_a_batch_has_no_scale_of_a_group():
+    with pytest.raises(ValueError, match=r"scale_rewards \('group'\) must be 'none' or 'batch'"):
+        batch_advantages(rollouts_of([1.0, 0.0]), scale="group")
 
 
 def test_rollouts_without_a_success_reward_but_with_a_reward_have_an_advantage():
     rollouts = rollouts_of([1.0, 0.0], [NAN, 2.0], success=[[NAN, 0.0], [1.0, NAN]])
     assert batch_advantages(rollouts).tolist() == [0.0, -1.5, 0.0, 1.5]
-    assert batch_advantages(rollouts, scale="rank").tolist() == [0.0, -1.0, 0.0, 1.0]
     assert pool_advantages(rollouts, weighting="none").tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("scale", ["none", "rank"])
+def test_scaled_advantages_are_continuous_where_the_other_rewards_are_equal():
+    """0.7 and 0.70000005 are float32 sums of 0.1, 0.2 and 0.4 in two orders."""
+    only_success = batch_advantages(rollouts_of([1.0], *[[0.0]] * 7), scale="batch")
+    assert only_success[0] == LARGEST_DEVIATION
+    nearly_equal = batch_advantages(rollouts_of([1.0], *[[0.0]] * 6, [1e-6]), scale="batch")
+    np.testing.assert_allclose(nearly_equal, only_success, atol=1e-5)
+    assert abs(batch_advantages(rollouts_of(*[[0.7], [0.70000005]] * 8), scale="batch")).max() < 1e-3
+
+
+def test_an_outlier_is_clipped_however_similar_the_other_rewards_are():
+    """The standard deviation of the others, 5e-4, is far below the rounding error of sums that contain the outlier."""
+    assert batch_advantages(rollouts_of([0.0, 1e-3, 1e6]), scale="batch")[2] == 1.5
+
+
+@pytest.mark.parametrize("scale", ["none", "batch"])
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e-9, 1e6])
 def test_equal_rewards_of_a_batch_have_no_advantage(reward, scale):
     """The mean of the others is a sum of rounded numbers, which differs from the reward in most sizes of a batch."""
@@ -235,23 +212,35 @@ def advantages_of(rewards, scale="none"):
     return by_prompt(rollouts, batch_advantages(rollouts, scale=scale))
 
 
+def clipped_reward_change(rewards):
+    """
+    For each rollout y · (f(1) − f(0)), where f(r) is (r − b) / σ clipped, with b and σ of all other rollouts: as they
+    are independent of y, E[y (y − p) (f(1) − f(0))] is E[f(1) − f(0)] · p (1 − p).
+    """
+    changed = []
+    for x, own in enumerate(rewards):
+        changed.append([])
+        for i, y in enumerate(own):
+            versions = [[list(row) for row in rewards] for _ in range(2)]
+            versions[0][x][i], versions[1][x][i] = 0.0, 1.0
+            low, high = (_own_advantage(version, x, i) for version in versions)
+            changed[-1].append(y * (high - low))
+    return changed
+
+
+def _own_advantage(rewards, x, i):
+    others = [r for y, row in enumerate(rewards) for j, r in enumerate(row) if (y, j) != (x, i)]
+    scaled = (rewards[x][i] - np.mean(others)) / (np.std(others) + 1e-4)
+    return np.clip(scaled, -LARGEST_DEVIATION, LARGEST_DEVIATION)
+
+
 def test_the_expected_gradient_of_a_batch_is_that_of_the_mean_reward():
     np.testing.assert_allclose(expected_batch_gradient(advantages_of), TRUTH, rtol=1e-12)
 
 
-def test_the_expected_gradient_of_win_rates_is_that_of_the_probability_to_beat_the_others():
-    """
-    Of three outcomes with rewards 0, 1 and 100, beside a rollout with the rewards 0 and 50: E[A ∇ log π] of each logit
-    is the derivative Σ_y π(y) (1[y = k] − π(k)) · E[sign(r_y − r')].
-    """
-    outcomes, policy, others = (0.0, 1.0, 100.0), np.array([0.5, 0.3, 0.2]), {0.0: 0.6, 50.0: 0.4}
-    win_y = np.array([sum(q * np.sign(r - other) for other, q in others.items()) for r in outcomes])
-    expected = policy * (win_y - policy @ win_y)
-    found = np.zeros(3)
-    for (y, reward), (other, q) in itertools.product(enumerate(outcomes), others.items()):
-        (advantage,), _ = advantages_of([[reward], [other]], "rank")
-        found += policy[y] * q * advantage * (np.eye(3)[y] - policy)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+def test_scaled_advantages_follow_the_gradient_of_the_clipped_reward():
+    expected = expected_batch_gradient(clipped_reward_change)
+    np.testing.assert_allclose(expected_batch_gradient(lambda r: advantages_of(r, "batch")), expected, rtol=1e-12)
 
 
 # Retries across steps: one prompt is sampled until its exit condition is met, in each step beside another prompt

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 import ada_trl
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import Rollouts, Scoring
+from ada_trl.core import Rollouts, Scoring, batch_advantages
 from ada_trl.recipes.arithmetic.task import prepare
 
 from ..documentation import quick_start_before
@@ -206,6 +206,37 @@ def test_custom_advantage(tmp_path, monkeypatch):
         for i, advantage in enumerate(batch["advantages"].tolist()):
             others = (source == source[i]) & (np.arange(len(source)) != i)
             assert advantage == pytest.approx(reward[i] - reward[others].mean(), abs=1e-6)
+
+
+def test_win_rates(tmp_path, monkeypatch):
+    names = example("win_rates")
+    for rewards in product((-1e6, 0.0, 0.5, 1.0, None), repeat=4):
+        advantage_N = names["win_rates"](Rollouts.of([[reward] for reward in rewards]))
+        scored = [reward for reward in rewards if reward is not None]
+        for reward, advantage in zip(rewards, advantage_N.tolist(), strict=True):
+            signs = [] if reward is None else [np.sign(reward - other) for other in scored]
+            assert advantage == pytest.approx(sum(signs) / max(len(scored) - 1, 1))
+    binary = Rollouts.of([[1], [0], [0], [1], [1]])
+    assert names["win_rates"](binary) == pytest.approx(batch_advantages(binary))
+    assert names["negative_error"]([" 12.", "none"], [10, 3]) == [-2, -3]
+    assert names["sums"]()[0] == {"prompt": "10 + 10 =", "answer": 20}
+
+    sizes = {"max_steps": 2, "use_cpu": True, "bf16": False, "report_to": "none"}
+    monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
+    made = []
+
+    def tiny_trainer(model, reward_funcs, args, train_dataset, advantage_func):
+        rows = train_dataset.map(lambda row: {"prompt": row["prompt"].replace(" ", "")})  # for the tiny tokenizer
+        tiny = {"processing_class": tiny_tokenizer(), "advantage_func": advantage_func}
+        made.append(Recorder(tiny_model(), reward_funcs, args, rows, **tiny))
+        return made[0]
+
+    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", tiny_trainer)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "win_rates.py"), run_name="__main__")
+    assert made[0].state.global_step == 2
+    for rollouts, batch in zip(made[0].rollouts, made[0].batches, strict=True):
+        assert batch["advantages"].numpy() == pytest.approx(names["win_rates"](rollouts), abs=1e-6)
 
 
 class UnmappedDataset(Dataset):

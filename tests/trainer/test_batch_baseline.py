@@ -68,7 +68,7 @@ def test_advantages_are_rewards_minus_the_mean_of_all_other_rollouts(adaptive_sa
     [
         {"gradient_accumulation_steps": 2, "num_iterations": 2},
         {"steps_per_generation": 2, "max_steps": 4},
-        {"scale_rewards": "rank"},
+        {"scale_rewards": "batch"},
         {"beta": 0.1, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
         {"bf16": True},
         {"adaptive_sampling": "est", "num_generations": 2, "min_samples": 1, "allocation_rule": "reward_std"},

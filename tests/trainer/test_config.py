@@ -12,10 +12,9 @@ from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from ada_trl.core import batch_advantages
 from ada_trl.trainer.mode import Mode
 
-from ..helpers import QUICK, even_reward, length_reward, prompt_dataset, tiny_model, tiny_tokenizer, weights_of
+from ..helpers import QUICK, even_reward, prompt_dataset, tiny_model, tiny_tokenizer, weights_of
 from ..helpers import build as build_trainer
 from ..helpers import config as build_config
 
@@ -131,14 +130,7 @@ INVALID = [
         BATCH | {"multi_objective_aggregation": "normalize_then_sum"},
         r"\('normalize_then_sum'\) requires baseline='pool'",
     ),
-    *(
-        (
-            BATCH | {"scale_rewards": scale},
-            rf"scale_rewards \('{scale}'\) .*requires baseline='pool'.*'none' .*or 'rank'",
-        )
-        for scale in ("group", "batch")
-    ),
-    ({"scale_rewards": "rank"}, r"scale_rewards \('rank'\) requires baseline='batch'.*or use scale_rewards='none'"),
+    (BATCH | {"scale_rewards": "group"}, r"scale_rewards \('group'\) .*requires baseline='pool'.*'none' .*or 'batch'"),
     (BATCH | {"prompt_weighting": "inverse"}, r"prompt_weighting \('inverse'\) requires baseline='pool'"),
     (BATCH | {"pass_rate_estimator": "value"}, r"pass_rate_estimator \('value'\) .*baseline='batch'"),
     # selection of prompts
@@ -199,7 +191,7 @@ def test_invalid_values_raise_an_error_with_a_fix(overrides, message):
             "allocation_rule": 1,
             "positive_threshold": 1,
         },
-        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("rank")},
+        {"baseline": "batch", "retries": 2, "vllm_request_timeout": 60, "scale_rewards": np.str_("batch")},
         {"adaptive_sampling": "uniform", "max_staleness": 0, "prompt_weighting": 1, "scale_rewards": np.True_},
     ],
     ids=lambda options: ", ".join(options),
@@ -440,19 +432,6 @@ def test_an_invalid_value_of_a_schedule_is_rejected(tmp_path):
         build_trainer(tmp_path, callbacks=[Schedule(max_rounds=0)]).train()
     with pytest.raises(ValueError, match=r"success_reward \('accuracy'\) must be"):
         build_trainer(tmp_path, callbacks=[Schedule(success_reward="accuracy")]).train()
-
-
-def test_a_schedule_of_the_scale_of_a_batch_takes_effect_or_is_rejected(tmp_path):
-    options = BATCH | {"scale_rewards": "rank"}
-    trainer = build_trainer(tmp_path, length_reward, callbacks=[Schedule(scale_rewards="none")], **options)
-    trainer.train()
-    for scale, rollouts, batch in zip(("rank", "none"), trainer.rollouts, trainer.batches, strict=True):
-        of_scales = {name: batch_advantages(rollouts, scale=name) for name in ("rank", "none")}
-        assert not np.allclose(*of_scales.values())
-        np.testing.assert_allclose(batch["advantages"], of_scales[scale], rtol=1e-5, atol=1e-7)
-    trainer = build_trainer(tmp_path, length_reward, callbacks=[Schedule(scale_rewards="batch")], **options)
-    with pytest.raises(ValueError, match=r"scale_rewards \('batch'\) must be 'none' or 'rank' with baseline='batch'"):
-        trainer.train()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ MODES = {
     "Seq-pos": {"adaptive_sampling": "seq-pos", "log_completions": True},
     "Est": {"adaptive_sampling": "est"},
     "Est with a value head": {"adaptive_sampling": "est", "pass_rate_estimator": "value"},
-    "batch baseline": {"baseline": "batch", "scale_rewards": "rank"},
+    "batch baseline": {"baseline": "batch", "scale_rewards": "batch"},
     "retries": {"baseline": "batch", "retries": 2},
     "mask": UNIFORM | {"zero_variance_groups": "mask", "loss_type": "grpo"},
     "skip": UNIFORM | {"zero_variance_groups": "skip", "loss_type": "bnpo"},

@@ -26,7 +26,7 @@ RUNS = {
     "slow rewards": FOUR | {"slow_rank": 1},
     "est-ema": FOUR | {"adaptive_sampling": "est-ema"},
     "est-value": FOUR | {"adaptive_sampling": "est-value", "max_steps": 3},
-    "batch": ONE | {"baseline": "batch", "scale_rewards": "rank", "max_steps": 2},
+    "batch": ONE | {"baseline": "batch", "scale_rewards": "batch", "max_steps": 2},
     "batch with budgets": FOUR | {"baseline": "batch", "adaptive_sampling": "est-ema"},
     "retries": ONE | RETRIES,
     "retries of a stream": ONE | RETRIES | {"stream_seed": 3},

@@ -23,7 +23,7 @@ FIELDS = {
     "per_device_train_batch_size": [4, 8, 16],
     "zero_variance_groups": ["keep", "mask", "skip", "resample"],
     "prompt_weighting": [None, "none", "inverse", "inverse_sqrt", 0.25],
-    "scale_rewards": ["none", "batch", "group", "rank"],
+    "scale_rewards": ["none", "batch", "group"],
     "min_samples": [1, 2],
     "max_rounds": [None, 1],
     "num_iterations": [1, 2],

@@ -49,7 +49,7 @@ CASES = {
         **{"num_generations": 2, "samples_per_round": 8, "max_rounds": 1, "per_device_train_batch_size": 4},
         **{"steps_per_generation": 1, "gradient_accumulation_steps": 2, "dataset": numbered(6)},
     },
-    "batch": MODES["batch"] | {"reward_funcs": by_token, "scale_rewards": "rank"},
+    "batch": MODES["batch"] | {"reward_funcs": by_token, "scale_rewards": "batch"},
     "batch, a reward function that seeds": MODES["batch"] | {"reward_funcs": seeding},
     "seq-balance, a reward function that seeds": MODES["seq-balance"] | {"reward_funcs": seeding},
     # With 32 prompts per step: in the first epoch, in the middle of the second and at the end of the third.
