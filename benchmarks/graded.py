@@ -9,7 +9,7 @@ from . import names
 from .comparisons import ACCURACY, Comparison, as_table, by_seed
 from .learning.graded_rewards import KINDS, WITHOUT_SUCCESS
 from .learning.small_models import EXPERIMENTS
-from .statistics import MIN_SEEDS, NO_VALUE, Interval, comparison, interval
+from .statistics import MIN_SEEDS, NO_VALUE, Interval, cell, interval
 
 
 STORED = "graded_rewards"
@@ -87,12 +87,6 @@ def pooled(found: Mapping[str, Comparison], method: str) -> Interval:
     return interval(gains)
 
 
-def worse_sets(found: Mapping[str, Comparison], method: str) -> list[str]:
-    """Sets of those on which a method is significantly worse than GRPO n=4."""
-    sets = with_same_meaning(found)
-    return [name for name, own in sets.items() if is_worse(own.difference(method, ACCURACY))]
-
-
 def decision(found: Mapping[str, Comparison]) -> str:
     """Whether win rates become a value of `scale_rewards`, by the rule of the plan."""
     own = [one.difference(names.WIN_RATES, ACCURACY) for one in with_same_meaning(found).values()]
@@ -121,13 +115,12 @@ def block(rows: pd.DataFrame) -> str:
             line["Set (before)"] = f"{name.partition('-')[0]} ({own.before_training('accuracy'):.3f})"
             line |= {SHORT[method]: own.cell(method, ACCURACY) for method in methods}
             lines.append(line | {"By the rule": SHORT.get(recommended(found, kind), NO_VALUE) if is_first else ""})
+    gains = {SHORT[method]: cell(pooled(found, method)) for method in methods if method != names.GRPO_4}
+    lines.append(dict.fromkeys(lines[0], "") | {"Reward": "all but the last, pooled"} | gains)
     sentences = []
-    for method in (method for method in methods if method != names.GRPO_4):
-        gain, seeds = pooled(found, method), max(len(own.runs.get(method, {})) for own in found.values())
-        sentences.append(
-            f"{SHORT[method]} ({seeds} seeds), pooled over the sets with the same meaning on every prompt: "
-            f"{comparison(gain)} {names.GRPO_4} ({gain.text(sign=True)}); significantly worse on "
-            f"{', '.join(worse_sets(found, method)) or 'none'}"
-        )
+    if RETRIES in methods:
+        retried = [own for own in found.values() if RETRIES in own.runs]
+        same = sum(not own.difference(RETRIES, ACCURACY, names.BATCH).excludes_zero for own in retried)
+        sentences.append(f"No significant difference between 2 retries and none on {same} of {len(retried)} sets")
     sentences.append(f"By the rule, {decision(found)} a value of `scale_rewards`")
     return f"{as_table(lines)}\n\n" + "\n".join(f"- {sentence}." for sentence in sentences)
