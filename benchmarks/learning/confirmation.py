@@ -26,6 +26,7 @@ import torch
 from recipes.reasoning.task import SETS
 
 from .. import names
+from ..common import load_rows
 from ..comparisons import ACCURACY, PASS_AT_16, Comparison, by_seed
 from .language_model import (
     CUT_SET,
@@ -145,17 +146,17 @@ PARTS = {  # in this order
         steps=600,
         eval_every=50,
     ),
-    # The third plan; the runs of the second one with the same method and seed count.
+    # The third plan
     "repeated problems": Part(
         [(method, RATE) for method in (names.batch_retries(2), names.GRPO_4, RETRIES, names.BATCH)],
-        seeds=(21, 22, 23, 24, 25),
+        seeds=(24, 25, 26, 27, 28),
         base_seed=2,
         steps=150,
         prompt_set=CUT_SET,
     ),
     "longer answers, 2 retries": Part(
         [(method, RATE) for method in (names.batch_retries(2), names.GRPO_4, names.BATCH)],
-        seeds=(21, 22, 23, 24, 25),
+        seeds=(24, 25, 26, 27, 28),
         base_seed=2,
         steps=40,
         prompt_set=LONG_SET,
@@ -171,6 +172,22 @@ PARTS = {  # in this order
 }
 SECOND_PLAN = ("number of retries", "longer answers", "passes over the data", "longer run")
 THIRD_PLAN = ("repeated problems", "longer answers, 2 retries", "second model family")
+
+
+def check_start(part: Part, missing: list[Run], accuracy: float) -> None:
+    """
+    Raise `SystemExit` if stored runs with the seeds of missing ones have another base model, as their differences
+    would be those of the base models too. Rounding, and with it the base model, depends on processor and threads.
+    """
+    seeds = {run.seed for run in missing}
+    for row in load_rows(STORED, missing_ok=True):
+        run = Run(*(row[field] for field in Run._fields))
+        is_compared = run in part.runs and run.seed in seeds and (row["step"], row["family"]) == (0, "all")
+        if is_compared and row["accuracy"] != accuracy:
+            raise SystemExit(
+                f"The stored runs with seed {run.seed} started from a base model with accuracy {row['accuracy']:.6f}, "
+                f"the one here has {accuracy:.6f}. Finish this seed on such a processor, with as many threads."
+            )
 
 
 def table(part: Part, runs_dir: Path) -> str:
@@ -237,7 +254,9 @@ def main() -> None:
         model = slug(Path(args.model).name) if args.model else "smollm2-135m-instruct"
         task_dir = args.tasks_dir / (f"{part.task_folder}-{model}" if args.model else part.task_folder)
         runs_dir = args.output_dir if is_planned else args.output_dir.with_name(f"{args.output_dir.name}-{model}")
-        prepare_task(part.prompt_set, task_dir, part.base_seed, args.model, args.start_steps)
+        start = prepare_task(part.prompt_set, task_dir, part.base_seed, args.model, args.start_steps)
+        if is_planned:
+            check_start(part, missing, start["accuracy"])
         work = functools.partial(
             train_and_save,
             runs_dir=runs_dir,

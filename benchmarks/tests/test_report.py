@@ -294,9 +294,8 @@ def test_methods_of_the_plan_exist_and_the_order_is_kept():
     )
     assert {run.method for run in first + second + third} <= set(language_model.METHODS)
     assert len(set(first + second)) == len(first + second)
-    new = [[run for run in runs[name] if run not in second] for name in confirmation.THIRD_PLAN]
-    assert [len(own) for own in new] == [11, 9, 20] and new[0][0].seed == new[1][0].seed == 21
-    assert new[0][0].method == new[1][0].method == names.batch_retries(2)
+    assert not {*first, *second} & set(third) and len(set(third)) == len(third)
+    assert all(runs[name][0].method == names.batch_retries(2) for name in confirmation.THIRD_PLAN[:2])
     small_rounds = language_model.METHODS[names.SMALL_ROUNDS + language_model.PAPER_SUFFIX]
     assert [small_rounds[name] for name in ("samples_per_round", "min_positives", "min_negatives")] == [4, 1, 1]
 
