@@ -344,9 +344,22 @@ def test_the_number_of_retries_is_that_of_all_seeds():
     assert "*second model family*: not finished: 19 of 20 runs." in unfinished and "| Gemma" not in unfinished
 
 
-def test_runs_of_the_second_plan_count_in_the_third():
-    rows = planned("passes over the data", {}) + retried("repeated problems", {2: (0.05, 0.0), 3: (0.02, 0.0)})
-    text = plans.plan_block(["repeated problems"], pd.DataFrame(rows).drop_duplicates())
+def test_runs_of_a_seed_have_one_base_model(monkeypatch):
+    part = PARTS["repeated problems"]
+    rows = planned("repeated problems", {})
+    stored_24 = [row for row in rows if row["seed"] == 24 and row["method"] == names.GRPO_4]
+    monkeypatch.setattr(confirmation, "load_rows", lambda *_, **__: stored_24)
+    [start] = {row["accuracy"] for row in stored_24 if (row["step"], row["family"]) == (0, "all")}
+    missing = [run for run in part.runs if run.method == RETRIES]
+    confirmation.check_start(part, missing, start)
+    confirmation.check_start(part, [run for run in missing if run.seed != 24], start + 0.01)
+    with pytest.raises(SystemExit, match="with seed 24 started from a base model with accuracy"):
+        confirmation.check_start(part, missing, start + 0.01)
+
+
+def test_two_retries_are_compared_with_grpo_and_with_three():
+    rows = retried("repeated problems", {2: (0.05, 0.0), 3: (0.02, 0.0)})
+    text = plans.plan_block(["repeated problems"], pd.DataFrame(rows))
     grpo, three = (line for line in text.splitlines() if line.startswith("- "))
     assert f"{BETTER} {names.GRPO_4} (+0.05" in grpo and f"{BETTER} {RETRIES} (+0.030" in three
 
