@@ -1,8 +1,8 @@
 """
 The noise of one prompt's gradient with the group mean and with the batch mean as baseline, in closed form.
 
-Noise: rollouts for a given signal-to-noise ratio of the update,
-relative to GRPO with n = 4 and without std normalization.
+Noise: rollouts for a given signal-to-noise ratio of the update, relative to GRPO with n = 4 and without std
+normalization.
 
 Model of the policy: ∇ log π of each rollout has the same length and a random direction, except for its component along
 the gradient of the prompt's logit, which is 1 − p for a positive and −p for a negative rollout. The signal of a prompt
