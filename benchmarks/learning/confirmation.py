@@ -177,7 +177,7 @@ THIRD_PLAN = ("repeated problems", "longer answers, 2 retries", "second model fa
 def check_start(part: Part, missing: list[Run], accuracy: float) -> None:
     """
     Raise `SystemExit` if stored runs with the seeds of missing ones have another base model, as their differences
-    would be those of the base models too. Rounding, and with it the base model, depends on processor and threads.
+    would be those of the base models too. The same seed gives another one on another machine or with other threads.
     """
     seeds = {run.seed for run in missing}
     for row in load_rows(STORED, missing_ok=True):
@@ -186,7 +186,7 @@ def check_start(part: Part, missing: list[Run], accuracy: float) -> None:
         if is_compared and row["accuracy"] != accuracy:
             raise SystemExit(
                 f"The stored runs with seed {run.seed} started from a base model with accuracy {row['accuracy']:.6f}, "
-                f"the one here has {accuracy:.6f}. Finish this seed on such a processor, with as many threads."
+                f"the one here has {accuracy:.6f}. Finish this seed on such a machine, with as many threads."
             )
 
 
