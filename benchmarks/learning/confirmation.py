@@ -248,7 +248,8 @@ def main() -> None:
             steps=args.steps or part.steps,
             seeds=args.seeds or part.seeds,
         )
-        missing = [run for run in part.runs if not is_planned or run not in stored_runs(STORED)]
+        stored = stored_runs(STORED) if is_planned else set()
+        missing = [run for run in part.runs if run not in stored]
         if not missing:
             continue
         model = slug(Path(args.model).name) if args.model else "smollm2-135m-instruct"

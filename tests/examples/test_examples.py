@@ -162,6 +162,24 @@ def test_agent_on_two_processes(tmp_path):
     assert first["won"] == second["won"] == [1.0, 0.0] * 4, "The environments of the rows that are trained on."
 
 
+def run_script(name, tmp_path, monkeypatch, prepare=lambda rows: rows, reward=None, **sizes):
+    """Run an example with an advantage function for two steps, with a tiny model. Returns its trainer."""
+    sizes |= {"max_steps": 2, "use_cpu": True, "bf16": False, "report_to": "none"}
+    monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
+    made = []
+
+    def tiny_trainer(model, reward_funcs, args, train_dataset, advantage_func):
+        tiny = {"processing_class": tiny_tokenizer(), "advantage_func": advantage_func}
+        made.append(Recorder(tiny_model(), reward or reward_funcs, args, prepare(train_dataset), **tiny))
+        return made[0]
+
+    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", tiny_trainer)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert made[0].state.global_step == 2
+    return made[0]
+
+
 def test_custom_advantage(tmp_path, monkeypatch):
     """
     The gradient is that of the mean reward: E[A_i (r_i - p_i)] = p_i (1 - p_i) for every rollout, by enumeration.
@@ -181,22 +199,10 @@ def test_custom_advantage(tmp_path, monkeypatch):
 
     rows = [{"problem": p, "prompt": p, "source": source_of(p)} for p in prompt_dataset(repeats=32)["prompt"]]
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: UnmappedDataset.from_list(rows))
-    sizes = {"max_steps": 2, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
-    monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
-    made = []
-
-    def tiny_trainer(model, reward_funcs, args, train_dataset, advantage_func):
-        tiny = {"processing_class": tiny_tokenizer(), "advantage_func": advantage_func}
-        made.append(Recorder(tiny_model(), even_reward, args, train_dataset, **tiny))
-        return made[0]
-
-    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", tiny_trainer)
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples" / "custom_advantage.py"), run_name="__main__")
-    assert made[0].state.global_step == 2
-    for batch in made[0].batches:
+    trainer = run_script("custom_advantage", tmp_path, monkeypatch, reward=even_reward, max_completion_length=4)
+    for batch in trainer.batches:
         texts, prompts = (
-            made[0].processing_class.batch_decode(batch[name], skip_special_tokens=True)
+            trainer.processing_class.batch_decode(batch[name], skip_special_tokens=True)
             for name in ("completion_ids", "prompt_ids")
         )
         length = batch["completion_mask"].sum(dim=1).numpy()
@@ -221,21 +227,11 @@ def test_win_rates(tmp_path, monkeypatch):
     assert names["negative_error"]([" 12.", "none"], [10, 3]) == [-2, -3]
     assert names["sums"]()[0] == {"prompt": "10 + 10 =", "answer": 20}
 
-    sizes = {"max_steps": 2, "use_cpu": True, "bf16": False, "report_to": "none"}
-    monkeypatch.setattr("ada_trl.AdaGRPOConfig", lambda **given: AdaGRPOConfig(**given | sizes))
-    made = []
+    def for_tiny_tokenizer(row):
+        return {"prompt": row["prompt"].replace(" ", "")}
 
-    def tiny_trainer(model, reward_funcs, args, train_dataset, advantage_func):
-        rows = train_dataset.map(lambda row: {"prompt": row["prompt"].replace(" ", "")})  # for the tiny tokenizer
-        tiny = {"processing_class": tiny_tokenizer(), "advantage_func": advantage_func}
-        made.append(Recorder(tiny_model(), reward_funcs, args, rows, **tiny))
-        return made[0]
-
-    monkeypatch.setattr("ada_trl.AdaGRPOTrainer", tiny_trainer)
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples" / "win_rates.py"), run_name="__main__")
-    assert made[0].state.global_step == 2
-    for rollouts, batch in zip(made[0].rollouts, made[0].batches, strict=True):
+    trainer = run_script("win_rates", tmp_path, monkeypatch, prepare=lambda rows: rows.map(for_tiny_tokenizer))
+    for rollouts, batch in zip(trainer.rollouts, trainer.batches, strict=True):
         assert batch["advantages"].numpy() == pytest.approx(names["win_rates"](rollouts), abs=1e-6)
 
 
