@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 
-LIMITS = {"modes": 120, "speed": 240, "learn": 540, "right": 240, "fast": 360, "rounds": 180}  # seconds
+LIMITS = {"modes": 120, "learn": 540, "right": 240, "fast": 360, "rounds": 180}  # seconds
 
 
 def main() -> bool:

@@ -30,7 +30,7 @@ from recipes.arithmetic.vllm_server import EAGER, running_server
 
 from .. import names
 from ..common import BALANCE, DEFAULT, markdown, ratio_of_repeats
-from ..speed.server import CautiousTrainer, SynchronousTrainer
+from ..speed.server import SynchronousTrainer
 from .training import options_of_run, peak_memory_gib, random_model, reset_memory, run_trainer
 from .units import Unit, run, succeeded
 
@@ -64,7 +64,6 @@ STEP_METHODS: dict[str, tuple[type, dict[str, Any]]] = {
     f"{names.SEQ_BALANCE}{SYNCHRONOUS}": (SynchronousTrainer, DEFAULT),
     PAPER_ROUNDS: (AdaGRPOTrainer, BALANCE),
     names.BATCH: (AdaGRPOTrainer, {"baseline": "batch"}),
-    f"{names.SEQ_BALANCE}, half as many rounds ahead": (CautiousTrainer, DEFAULT),
     f"{PAPER_ROUNDS}{SYNCHRONOUS}": (SynchronousTrainer, BALANCE),
     AHEAD: (AdaGRPOTrainer, {"baseline": "batch", "max_staleness": 1}),
     f"{names.BATCH}, retries": (AdaGRPOTrainer, {"baseline": "batch", "retries": 3}),

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/gpu"))
     parser.add_argument("--python", default=sys.executable, help="Interpreter with the machine's packages.")
     parser.add_argument("--learn", action="store_true", help="Collect for the stage `learn` too (100 MB).")
-    parser.add_argument("--vllm", action="store_true", help="Collect for the stages `right` and `fast` too (150 MB).")
+    parser.add_argument("--vllm", action="store_true", help="Collect for the stages with vLLM too (150 MB).")
     args = parser.parse_args()
     names = ["trainer"] + [name for name in ("learn", "vllm") if getattr(args, name)]
     shutil.rmtree(args.output_dir, ignore_errors=True)

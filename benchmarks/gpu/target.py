@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="Folder whose files are sent back.")
     parser.add_argument("--parts", type=Path, default=Path("outputs/gpu"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/gpu"))
-    parser.add_argument(
-        "--stages", nargs="*", help="Run these instead: NAME, NAME:SECONDS, or either with & behind it."
-    )
+    parser.add_argument("--stages", nargs="*", help="Run these instead: NAME or NAME:SECONDS.")
     args = parser.parse_args()
     started = time.monotonic()
     (args.work / "results").mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from datasets import Dataset
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -75,15 +74,9 @@ class Size(NamedTuple):
 SMOKE = Size(hidden=64, layers=2, vocabulary=64, rows=8, micro_batch=8, tokens=4)
 
 
-def prompts(frac_certain: float) -> Dataset:
-    """Prompts of which the given fraction gets reward 1 for any completion."""
-    rows = problems(4096, seed=0)
-    return rows.add_column("certain", [i % 100 < 100 * frac_certain for i in range(len(rows))])
-
-
-def reward(completion_ids: list[list[int]], certain: list[bool], **kwargs) -> list[float]:
-    """1 for a quarter of the completions of a random model, and for all of the prompts marked as certain."""
-    return [float(known or sum(ids) % 4 == 0) for ids, known in zip(completion_ids, certain, strict=True)]
+def reward(completion_ids: list[list[int]], **kwargs) -> list[float]:
+    """1 for a quarter of the completions of a random model."""
+    return [float(sum(ids) % 4 == 0) for ids in completion_ids]
 
 
 class Clock(TrainerCallback):
@@ -137,27 +130,13 @@ def peak_memory_gib() -> float | None:
 
 
 def train(
-    size: Size, steps: int, options: dict[str, Any], frac_certain: float = 0.0, is_ada: bool = True
+    size: Size, steps: int, options: dict[str, Any], is_ada: bool = True
 ) -> tuple[torch.nn.Module, list[dict], list[float]]:
     """Train the random model. Returns it, the logs of the steps, and their seconds."""
     config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if is_ada else (GRPOConfig, GRPOTrainer)
     defaults = options_of_run(size.rows, size.micro_batch, size.tokens, steps) | {"learning_rate": 1e-5, "bf16": True}
     with tempfile.TemporaryDirectory() as directory:
         args = config_class(directory, **defaults | options)
-        trainer = trainer_class(size.model(), reward, args, prompts(frac_certain), processing_class=build_tokenizer())
+        trainer = trainer_class(size.model(), reward, args, problems(4096, seed=0), processing_class=build_tokenizer())
         logs, seconds = run_trainer(trainer)
     return trainer.accelerator.unwrap_model(trainer.model), logs, seconds
-
-
-def measure(size: Size, steps: int, options: dict[str, Any], frac_certain: float = 0.0, is_ada: bool = True) -> dict:
-    """Train in bfloat16 (autocast) and measure time and memory of the steps; the first one warms up."""
-    reset_memory()
-    model, logs, seconds = train(size, steps, options, frac_certain, is_ada)
-    return {
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "rows": size.rows,
-        "tokens": size.tokens,
-        "step_seconds": seconds,
-        "memory_gib": peak_memory_gib(),
-        "logs": logs,
-    }

@@ -1,4 +1,4 @@
-"""Trainers whose rounds on a vLLM server are synchronous, or of which fewer are requested ahead, for comparisons."""
+"""A trainer whose rounds on a vLLM server are synchronous, for comparisons."""
 
 from ada_trl import AdaGRPOTrainer
 from ada_trl.sampling import asynchronous
@@ -27,33 +27,15 @@ class RoundByRoundSampler(AsyncVLLMSampler):
         return super()._collect(*given)
 
 
-class CautiousSampler(AsyncVLLMSampler):
-    """Requests half as many rounds ahead."""
-
-    rollouts_in_flight = AsyncVLLMSampler.rollouts_in_flight // 2
-
-
-class _OtherSampler(AdaGRPOTrainer):
-    sampler_class: type[AsyncVLLMSampler]
+class SynchronousTrainer(AdaGRPOTrainer):
+    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         build_sampler = self._round_generator.build_sampler
 
         def build(*step, **options) -> RolloutSampler:
-            with override_attributes(asynchronous, AsyncVLLMSampler=self.sampler_class):
+            with override_attributes(asynchronous, AsyncVLLMSampler=RoundByRoundSampler):
                 return build_sampler(*step, **options)
 
         self._round_generator.build_sampler = build
-
-
-class SynchronousTrainer(_OtherSampler):
-    """Trainer that finishes a round of all prompts of its rank before the next one starts."""
-
-    sampler_class = RoundByRoundSampler
-
-
-class CautiousTrainer(_OtherSampler):
-    """Trainer that requests fewer rounds ahead."""
-
-    sampler_class = CautiousSampler

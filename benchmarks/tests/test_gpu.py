@@ -84,7 +84,7 @@ def test_parts_are_unpacked_in_order_and_verified(tmp_path, monkeypatch):
 
 def test_each_call_runs_the_stages_that_are_due_and_prints_the_next_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pack, "PART", 150)
-    monkeypatch.setattr(pack, "STAGES", {"trainer": [["modes"]], "learn": [["learn:9"], ["speed"]]})
+    monkeypatch.setattr(pack, "STAGES", {"trainer": [["modes"]], "learn": [["learn:9"], ["fast"]]})
     write_parts(tmp_path)
     started = []
     monkeypatch.setattr(target, "run_stage", lambda stage, *_: started.append(stage))
@@ -94,9 +94,9 @@ def test_each_call_runs_the_stages_that_are_due_and_prints_the_next_one(tmp_path
         monkeypatch.setattr(sys, "argv", ["target", *options, *more])
         target.main()
         printed.append(capsys.readouterr().out.splitlines()[-1])
-    assert started == ["right:5", "modes", "learn:9", "speed"]
+    assert started == ["right:5", "modes", "learn:9", "fast"]
     assert all("Call 2 of 4 (modes): carry" in line for line in printed[:2])
-    assert "Call 3 of 4 (learn:9): carry" in printed[2] and "Call 4 of 4 (speed): python3" in printed[3]
+    assert "Call 3 of 4 (learn:9): carry" in printed[2] and "Call 4 of 4 (fast): python3" in printed[3]
     assert printed[4].endswith("This was the last call.")
 
 
@@ -140,7 +140,7 @@ NEEDED = {"learn": "reasoning_gym", "right": "vllm", "fast": "vllm", "rounds": "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["modes", "speed", "learn", "right", "fast", "rounds"])
+@pytest.mark.parametrize("stage", ["modes", "learn", "right", "fast", "rounds"])
 def test_every_stage_runs_on_a_cpu(stage, tmp_path):
     """`make test-vllm` runs those with vLLM."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--smoke", "--limit", "600"]
