@@ -9,7 +9,7 @@ import pandas as pd
 
 from . import names
 from .common import load_rows, markdown
-from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, interval, p_value, paired_difference
+from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, interval, paired
 
 
 Runs = dict[int, pd.DataFrame]  # evaluations of each run in the order of steps, by seed
@@ -87,12 +87,12 @@ class Comparison:
     def mean(self, method: str, measure: Measure) -> Interval:
         return interval(list(self.values(method, measure).values()))
 
-    def difference(self, method: str, measure: Measure, reference: str | None = None) -> Interval:
-        other = self.values(reference or self.reference, measure)
-        return paired_difference(self.values(method, measure), other, self.earlier_looks)
+    def gains(self, method: str, measure: Measure, reference: str) -> list[float]:
+        """Differences of the seeds that both methods have."""
+        return paired(self.values(method, measure), self.values(reference, measure))
 
-    def p_value(self, method: str, measure: Measure, reference: str | None = None) -> float:
-        return p_value(self.values(method, measure), self.values(reference or self.reference, measure))
+    def difference(self, method: str, measure: Measure, reference: str | None = None) -> Interval:
+        return interval(self.gains(method, measure, reference or self.reference), self.earlier_looks)
 
     def cell(self, method: str, measure: Measure, reference: str | None = None) -> str:
         """The mean, followed by the difference from the reference in brackets."""
@@ -117,7 +117,7 @@ class Comparison:
     def change(self, method: str, column: str) -> Interval:
         """The last evaluation minus the one before training, paired by seed."""
         ends, start = (self.values(method, lambda run, i=i: float(run[column].iloc[i])) for i in (-1, 0))
-        return paired_difference(ends, start, self.earlier_looks)
+        return interval(paired(ends, start), self.earlier_looks)
 
     def share_of_tokens(self, method: str) -> str:
         """
@@ -155,9 +155,6 @@ class Comparison:
             start = {name: f"{self.before_training(column):.3f}" for name, column in before.items()}
             rows.insert(0, {"Method": "before training"} | dict.fromkeys(columns, "") | start)
         return as_table(rows)
-
-    def num_seeds(self, method: str) -> str:
-        return str(len(self.runs[method]))
 
 
 def as_table(rows: Iterable[dict[str, str]]) -> str:

@@ -54,10 +54,6 @@ def complete(rows: pd.DataFrame) -> dict[str, Comparison]:
     return found
 
 
-def is_worse(difference: Interval) -> bool:
-    return difference.excludes_zero and difference.mean < 0
-
-
 def recommended(found: Mapping[str, Comparison], kind: str) -> str | None:
     """
     The method that the rule of the plan recommends for a kind of reward: the highest mean over its sets among those
@@ -68,7 +64,7 @@ def recommended(found: Mapping[str, Comparison], kind: str) -> str | None:
     gains = {}
     for method in METHODS:
         differences = [own.difference(method, ACCURACY) for own in sets]
-        if not any(np.isnan(one.half) or is_worse(one) for one in differences):
+        if not any(np.isnan(one.half) or one.is_lower for one in differences):
             gains[method] = sum(one.mean for one in differences)
     return max(gains, key=lambda method: gains[method], default=None)
 
@@ -80,11 +76,8 @@ def with_same_meaning(found: Mapping[str, Comparison]) -> dict[str, Comparison]:
 
 def pooled(found: Mapping[str, Comparison], method: str) -> Interval:
     """Difference from GRPO n=4 over all pairs of a seed and a set whose reward means the same on every prompt."""
-    gains: list[float] = []
-    for own in with_same_meaning(found).values():
-        values, reference = (own.values(m, ACCURACY) for m in (method, names.GRPO_4))
-        gains += [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
-    return interval(gains)
+    comparisons = with_same_meaning(found).values()
+    return interval([gain for own in comparisons for gain in own.gains(method, ACCURACY, names.GRPO_4)])
 
 
 def decision(found: Mapping[str, Comparison]) -> str:
@@ -92,7 +85,7 @@ def decision(found: Mapping[str, Comparison]) -> str:
     own = [one.difference(names.WIN_RATES, ACCURACY) for one in with_same_meaning(found).values()]
     if any(np.isnan(one.half) for one in own):
         return "it is not decided yet whether win rates become"
-    is_lower = any(map(is_worse, [*own, pooled(found, names.WIN_RATES)]))
+    is_lower = any(one.is_lower for one in [*own, pooled(found, names.WIN_RATES)])
     return f"win rates {'do not become' if is_lower else 'become'}"
 
 

@@ -100,8 +100,7 @@ def _label(method: str, rate: float) -> str:
 def endpoints(found: Comparison) -> str:
     """The two endpoints of the plan."""
     diversity, accuracy = found.difference(RETRIES, PASS_AT_16), found.difference(RETRIES, SPEED)
-    is_higher = diversity.excludes_zero and diversity.mean > 0
-    holds = is_higher and accuracy.mean - accuracy.half > -0.01
+    holds = diversity.is_higher and accuracy.mean - accuracy.half > -0.01
     return (
         f"- (a) {names.BATCH} {found.words(names.BATCH, SPEED, words=SPEED_WORDS, digits=4)} in mean accuracy over "
         "the evaluations.\n"
@@ -154,7 +153,7 @@ def recommended_retries(found: Comparison) -> int | None:
     for retries in (1, 2, 3):
         method = names.batch_retries(retries)
         diversity = found.difference(method, PASS_AT_16, better_grpo(found, PASS_AT_16))
-        if diversity.excludes_zero and diversity.mean > 0:
+        if diversity.is_higher:
             gains[retries] = found.difference(method, ACCURACY, better_grpo(found, ACCURACY)).mean
         if diversity.mean >= -0.01:
             allowed.append(retries)
@@ -176,15 +175,14 @@ def retries_sentences(found: Comparison) -> str:
     return f"- By the rule of the second plan, {decision} recommended."
 
 
-def differs(found: Comparison, method: str, sign: int) -> bool:
-    """Whether accuracy or pass@16 is significantly higher (`sign` 1) or lower (-1) than that of the reference."""
-    differences = (found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16))
-    return any(one.excludes_zero and sign * one.mean > 0 for one in differences)
+def ends(found: Comparison, method: str) -> list[Interval]:
+    """Accuracy and pass@16 after the last step, compared with the reference."""
+    return [found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16)]
 
 
 def longer_answers_sentences(found: Comparison) -> str:
     """The decision of the second plan's second part, and the lengths of the completions."""
-    is_lower = differs(found, RETRIES, -1)
+    is_lower = any(one.is_lower for one in ends(found, RETRIES))
     decision = (
         "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
     )
@@ -201,8 +199,9 @@ def longer_answers_sentences(found: Comparison) -> str:
 
 def passes_sentences(found: Comparison) -> str:
     """The decisions of the second plan's third part."""
-    retries = "a" if differs(found, RETRIES, -1) else "no"
-    is_named = differs(found, EST_EMA, 1) and not differs(found, EST_EMA, -1)
+    retries = "a" if any(one.is_lower for one in ends(found, RETRIES)) else "no"
+    est = ends(found, EST_EMA)
+    is_named = any(one.is_higher for one in est) and not any(one.is_lower for one in est)
     return (
         f"- By the rule of the second plan, {retries} number of passes is named with retries, and Est (EMA) is "
         f"{'' if is_named else 'not '}named for several passes."
@@ -251,11 +250,7 @@ def second_family_sentences(found: Comparison) -> str:
 
 def pooled_gain(parts: Iterable[Comparison], method: str, measure: Measure) -> Interval:
     """Difference from the better GRPO of each part, paired by seed, over the seeds of all parts with the method."""
-    gains: list[float] = []
-    for found in parts:
-        values, reference = (found.values(m, measure) for m in (method, better_grpo(found, measure)))
-        gains += [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
-    return interval(gains)
+    return interval([gain for found in parts for gain in found.gains(method, measure, better_grpo(found, measure))])
 
 
 def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:

@@ -32,6 +32,14 @@ class Interval(NamedTuple):
     def excludes_zero(self) -> bool:
         return abs(self.mean) > self.half  # False if NaN
 
+    @property
+    def is_higher(self) -> bool:
+        return self.mean > self.half
+
+    @property
+    def is_lower(self) -> bool:
+        return -self.mean > self.half
+
     def text(self, digits: int = 3, sign: bool = False) -> str:
         if math.isnan(self.mean):
             return NO_VALUE
@@ -85,17 +93,13 @@ def interval(values: Sequence[float], earlier_looks: tuple[int, ...] = ()) -> In
     return Interval(float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values))))
 
 
-def paired_difference(
-    values: Mapping[int, float], reference: Mapping[int, float], earlier_looks: tuple[int, ...] = ()
-) -> Interval:
-    """Mean difference over the common seeds, which share the order of the prompts."""
-    common = sorted(values.keys() & reference.keys())
-    return interval([values[seed] - reference[seed] for seed in common], earlier_looks)
+def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    """Differences of the common seeds, which share the order of the prompts."""
+    return [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
 
 
-def p_value(values: Mapping[int, float], reference: Mapping[int, float]) -> float:
-    """Two-sided p-value of the paired t-test over the common seeds; 1 if all values are equal."""
-    differences = [values[seed] - reference[seed] for seed in values.keys() & reference.keys()]
+def p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the paired t-test; 1 if all differences are 0."""
     return float(stats.ttest_1samp(differences, 0).pvalue) if any(differences) else 1.0
 
 
@@ -116,9 +120,7 @@ def comparison(difference: Interval, words: tuple[str, str, str] = (BETTER, SAME
     """The strongest words that a difference allows: of `words` for better, no significant difference and worse."""
     if math.isnan(difference.half):
         return UNTESTED
-    if not difference.excludes_zero:
-        return words[1]
-    return words[0] if difference.mean > 0 else words[2]
+    return words[0] if difference.is_higher else words[2] if difference.is_lower else words[1]
 
 
 def cell(difference: Interval) -> str:

@@ -20,7 +20,7 @@ from .plans import (
     retries_by_lower_bound,
     stored_part,
 )
-from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, holm, paired_difference
+from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, holm, interval, p_value, paired
 
 
 SHORT, REPEATED, LONGER = "number of retries", "passes over the data", "longer answers"  # parts of the second plan
@@ -128,7 +128,7 @@ def planned_p_values(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
     """p-values of the tests of the second plan, by part, method and metric."""
     found = {part: stored_part(part, rows) for part in ENDPOINTS}
     return {
-        (part, method, name): found[part].p_value(method, measure, better_grpo(found[part], measure))
+        (part, method, name): p_value(found[part].gains(method, measure, better_grpo(found[part], measure)))
         for part, methods in ENDPOINTS.items()
         for method in methods
         for name, measure in MEASURES.items()
@@ -151,17 +151,13 @@ def why(rows: pd.DataFrame) -> str:
     found = stored_part("group size", rows)
     baseline = found.difference(names.BATCH_4, SPEED)
     prompts = found.difference(names.BATCH, SPEED, names.BATCH_4)
-    claim = "The gain comes from more distinct prompts" if is_better(prompts) and not is_better(baseline) else "Why"
+    claim = "The gain comes from more distinct prompts" if prompts.is_higher and not baseline.is_higher else "Why"
     return (
         f"**{claim}**: with as many prompts as {names.GRPO_4}, the batch baseline has "
-        f"{'a' if is_better(baseline) else 'no'} significant gain in mean accuracy "
-        f"({baseline.text(sign=True)}); four times as many add {'one' if is_better(prompts) else 'none'} "
+        f"{'a' if baseline.is_higher else 'no'} significant gain in mean accuracy "
+        f"({baseline.text(sign=True)}); four times as many add {'one' if prompts.is_higher else 'none'} "
         f"({prompts.text(sign=True)})."
     )
-
-
-def is_better(difference: Interval) -> bool:
-    return difference.excludes_zero and difference.mean > 0
 
 
 def short_answers(rows: pd.DataFrame) -> str:
@@ -190,7 +186,7 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
     gains = (values[RECOMMENDED] - values[other]).groupby("family").mean().sort_values(ascending=False)
     start = own[own["step"] == 0].groupby("family")["accuracy"].mean()
     hardest = start.idxmin()
-    of_hardest = paired_difference(*(values[m][hardest].to_dict() for m in (RECOMMENDED, other)))
+    of_hardest = interval(paired(*(values[m][hardest].to_dict() for m in (RECOMMENDED, other))))
     return (
         f"Three of {WORDS.get(len(gains), len(gains))} families have {gains.iloc[:3].sum() / gains.sum():.0%} of the "
         f"gain, the hardest {of_hardest.text(sign=True) if of_hardest.excludes_zero else 'none'}."

@@ -19,7 +19,7 @@ from benchmarks.statistics import (
     comparison,
     interval,
     nominal_level,
-    paired_difference,
+    paired,
     smallest_p_values,
 )
 
@@ -36,7 +36,7 @@ def test_fewer_than_three_seeds_have_no_interval(values):
 
 
 def test_differences_are_paired_over_common_seeds():
-    found = paired_difference({1: 1.0, 2: 2.0, 3: 4.0, 9: 7.0}, {3: 3.0, 2: 1.5, 1: 0.0, 4: 9.0})
+    found = interval(paired({1: 1.0, 2: 2.0, 3: 4.0, 9: 7.0}, {3: 3.0, 2: 1.5, 1: 0.0, 4: 9.0}))
     assert found == interval([1.0, 0.5, 1.0])
 
 
