@@ -52,18 +52,10 @@ def _grpo(n: int, **options) -> dict:
     return {"adaptive_sampling": "uniform", "scale_rewards": "group", "num_generations": n, **options}
 
 
-def _paper(n: int = 4, **options) -> dict:
-    return {"num_generations": n, **options}
-
-
-def _batch(retries: int) -> dict:
-    """One rollout per prompt; an unsolved prompt is sampled again in up to `retries` later steps."""
-    return {"baseline": "batch", "retries": retries}
-
-
+UNWEIGHTED = {"prompt_weighting": "none"}
 HYBRID_3_PROMPTS = f"{names.HYBRID}, 3 prompts"
 SMALL_ROUNDS_3_PROMPTS = f"{names.SMALL_ROUNDS}, 3 prompts"
-EST_EMA = f"{names.EST} (EMA) n=4"
+EST_EMA, EST_VALUE = f"{names.EST} (EMA) n=4", f"{names.EST} (value head) n=8"
 EQUAL_TOKENS = {
     names.GRPO_4: _grpo(4),
     names.GRPO_8: _grpo(8),
@@ -74,18 +66,18 @@ EQUAL_TOKENS = {
     names.BATCH_2_ITERATIONS: {"baseline": "batch", "num_iterations": 2},
     names.BATCH_2: {"baseline": "batch", "num_generations": 2},
     names.BATCH_4: {"baseline": "batch", "num_generations": 4},
-    **{names.batch_retries(retries): _batch(retries) for retries in (1, 2, 3, 7)},
+    **{names.batch_retries(retries): {"baseline": "batch", "retries": retries} for retries in (1, 2, 3, 7)},
 }
 PAPER = {
     # As in EQUAL_TOKENS, but from the same base model as the other runs here:
     # a base that is trained again differs slightly.
     names.GRPO_4 + PAPER_SUFFIX: _grpo(4),
-    names.GRPO_16 + PAPER_SUFFIX: _paper(16, adaptive_sampling="uniform", scale_rewards="group"),
-    names.ALGORITHM_2 + PAPER_SUFFIX: _paper(**BALANCE, prompt_weighting="none"),
-    names.HYBRID + PAPER_SUFFIX: _paper(**BALANCE),
-    names.SMALL_ROUNDS + PAPER_SUFFIX: _paper(**DEFAULT),
-    names.SEQ_POS_2 + PAPER_SUFFIX: _paper(**POS, adaptive_sampling="seq-pos", prompt_weighting="none"),
-    f"{names.EST} (value head) n=8{PAPER_SUFFIX}": _paper(8, adaptive_sampling="est", pass_rate_estimator="value"),
+    names.GRPO_16 + PAPER_SUFFIX: _grpo(16),
+    names.ALGORITHM_2 + PAPER_SUFFIX: BALANCE | {"num_generations": 4} | UNWEIGHTED,
+    names.HYBRID + PAPER_SUFFIX: BALANCE | {"num_generations": 4},
+    names.SMALL_ROUNDS + PAPER_SUFFIX: DEFAULT | {"num_generations": 4},
+    names.SEQ_POS_2 + PAPER_SUFFIX: POS | {"adaptive_sampling": "seq-pos", "num_generations": 4} | UNWEIGHTED,
+    EST_VALUE + PAPER_SUFFIX: {"adaptive_sampling": "est", "pass_rate_estimator": "value", "num_generations": 8},
 }
 LONGER_RUN = {method + LONGER_SUFFIX: options for method, options in EQUAL_TOKENS.items()}
 METHODS = EQUAL_TOKENS | PAPER | LONGER_RUN

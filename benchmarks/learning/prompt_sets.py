@@ -99,42 +99,39 @@ def build(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 12_
     As in the paper, candidates are selected by the number of correct completions among 16 of the base model. They are
     simulated with the exact pass rate, which has the same distribution. Training and test sets share no problems.
     """
-    model, tokenizer = load(base)
-    rows = problems(num_candidates, seed=seed + 2000)
-    rates = pass_rates(model, tokenizer, rows)
-    rows = rows.add_column("base_pass_rate", rates)
-    positives = np.random.default_rng(seed).binomial(NUM_DRAWS, rates)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    rest = np.arange(NUM_TEST, num_candidates)  # the first ones were a third set of the stored runs
-    for name, (fewest, most) in PROMPT_SETS.items():
-        selected = rest[(positives[rest] >= fewest) & (positives[rest] <= most)][: NUM_TRAIN + NUM_TEST]
-        if len(selected) < NUM_TRAIN + NUM_TEST:
-            raise ValueError(
-                f"Only {len(selected)} of {num_candidates} candidates are in the {name} set, "
-                f"{NUM_TRAIN + NUM_TEST} are needed. Raise num_candidates."
-            )
-        write(output_dir / f"{name}_test.jsonl", rows.select(selected[:NUM_TEST]))
-        write(output_dir / f"{name}_train.jsonl", rows.select(selected[NUM_TEST:]))
+    rows, positives = candidates(base, seed, seed + 2000, num_candidates)
+    positives[:NUM_TEST] = -1  # the first ones were a third set of the stored runs
+    for name, correct in PROMPT_SETS.items():
+        write_set(output_dir, name, rows, positives, correct, NUM_TRAIN)
 
 
 def build_large(base: Path, output_dir: Path, seed: int = 0, num_candidates: int = 48_000) -> None:
-    """
-    Write `large_{train,test}.jsonl`: so many prompts that no run samples one twice,
-    each with 1 to 12 correct completions among 16.
-    """
+    """Write `large_{train,test}.jsonl`: so many prompts that no run samples one twice."""
+    rows, positives = candidates(base, seed, seed + 3000, num_candidates)
+    write_set(output_dir, "large", rows, positives, LARGE_SET, NUM_LARGE)
+
+
+def candidates(base: Path, seed: int, problems_seed: int, number: int) -> tuple[Dataset, np.ndarray]:
+    """Problems with their pass rates, and the correct completions of each among 16."""
     model, tokenizer = load(base)
-    rows = problems(num_candidates, seed=seed + 3000)
+    rows = problems(number, seed=problems_seed)
     rates = pass_rates(model, tokenizer, rows)
-    rows = rows.add_column("base_pass_rate", rates)
-    positives = np.random.default_rng(seed).binomial(NUM_DRAWS, rates)
-    selected = np.flatnonzero((positives >= LARGE_SET[0]) & (positives <= LARGE_SET[1]))
-    if len(selected) < NUM_LARGE + NUM_TEST:
+    return rows.add_column("base_pass_rate", rates), np.random.default_rng(seed).binomial(NUM_DRAWS, rates)
+
+
+def write_set(
+    output_dir: Path, name: str, rows: Dataset, positives: np.ndarray, correct: tuple[int, int], num_train: int
+) -> None:
+    """Write test and training problems, of which the base model solves `correct` (fewest, most) of 16."""
+    selected = np.flatnonzero((positives >= correct[0]) & (positives <= correct[1]))
+    if len(selected) < num_train + NUM_TEST:
         raise ValueError(
-            f"Only {len(selected)} of {num_candidates} candidates are in the large set, {NUM_LARGE + NUM_TEST} are "
+            f"Only {len(selected)} of {len(rows)} candidates are in the {name} set, {num_train + NUM_TEST} are "
             "needed. Raise num_candidates."
         )
-    write(output_dir / "large_test.jsonl", rows.select(selected[:NUM_TEST]))
-    write(output_dir / "large_train.jsonl", rows.select(selected[NUM_TEST : NUM_TEST + NUM_LARGE]))
+    output_dir.mkdir(parents=True, exist_ok=True)
+    write(output_dir / f"{name}_test.jsonl", rows.select(selected[:NUM_TEST]))
+    write(output_dir / f"{name}_train.jsonl", rows.select(selected[NUM_TEST : NUM_TEST + num_train]))
 
 
 def write(path: Path, rows: Dataset) -> None:
