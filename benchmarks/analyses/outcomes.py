@@ -103,16 +103,9 @@ def sequential_outcome(pass_rates: ArrayLike, *, samples_per_round: int, **sampl
     """
     Reinforce-Ada-Seq with binary rewards: an expectation over [`pool_distribution`], which has the same options.
 
-    A pool with both a positive and a negative has no zero advantage, whatever group is selected, because the baseline
-    is the mean of the whole pool; a pool without is all zeros. So *zero signal* is a property of the pool:
-
-    | exit condition | probability of zero signal | |
-    |---|---|---|
-    | *pos*, K_pos = 1 | (1−p)^(MN) + p^M | no positive at the cap, or a first round that was all correct |
-    | *balance*, K_pos, K_neg ≥ 1 | p^(MN) + (1−p)^(MN) | only the cap ends a uniform pool |
-
-    and the rounds of *pos* with K_pos = 1 are [1 − (1−p)^(MN)] / [1 − (1−p)^M]. *pos* with K_pos > M may also leave
-    all correct after a later round.
+    The baseline is the mean of the whole pool, so a zero gradient is a property of the pool, whatever group is
+    selected. Its probability is (1−p)^(MN) + p^M for *pos* with K_pos = 1 (no positive at the cap, or a first round
+    without a negative) and p^(MN) + (1−p)^(MN) for *balance* with K_pos, K_neg ≥ 1.
     """
     pools = pool_distribution(pass_rates, samples_per_round=samples_per_round, **sampling)
     rollouts = pools.probability @ pools.draws
