@@ -24,7 +24,6 @@ STYLES = {
     names.GRPO_4: {"color": COLORS[names.GRPO_4], "marker": "v"},
     names.GRPO_8: {"color": COLORS[names.GRPO_8], "marker": "^"},
     names.GRPO_16: {"color": COLORS[names.GRPO_16], "marker": "<"},
-    names.DAPO: {"color": COLORS[names.DAPO], "marker": "X", "linestyle": "--"},
     names.HYBRID: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
     names.SMALL_ROUNDS: {"color": COLORS[names.SEQ_BALANCE], "marker": "D"},
     names.ALGORITHM_2: {"color": "#8c1c13", "marker": "s", "linestyle": "-."},
@@ -105,20 +104,6 @@ def equal_tokens(found: Comparison, methods: Iterable[str]) -> Figure:
     return curves_and_trade_off(found, methods, "generated_tokens", "Generated tokens")
 
 
-def learning_accuracy(sets: dict[str, Comparison]) -> Figure:
-    """Equal prompts per step on addition: accuracy against steps and tokens."""
-    figure, axes = panels(2, rows=len(sets))
-    methods = (names.GRPO_4, names.GRPO_16, names.DAPO, names.HYBRID)
-    for row, (name, found) in zip(axes, sets.items(), strict=True):
-        for axis, x, label in zip(
-            row, ("step", "generated_tokens"), ("Optimizer steps", "Generated tokens"), strict=True
-        ):
-            draw_curves(axis, found, methods, x, "accuracy")
-            axis.set(xlabel=label, ylabel="Held-out accuracy", title=f"{name.capitalize()} set")
-    legend(figure, axes[0][0])
-    return figure
-
-
 # The README's first figure
 
 OUTCOMES = {
@@ -168,12 +153,7 @@ def overview(found: Comparison) -> Figure:
     return drawn
 
 
-def draw_all(
-    paper: Comparison,
-    equal_steps: dict[str, Comparison],
-    confirmation: Comparison,
-    numbers_of_retries: Comparison,
-) -> dict[str, Figure]:
+def draw_all(paper: Comparison, confirmation: Comparison, numbers_of_retries: Comparison) -> dict[str, Figure]:
     """Every figure by its file name."""
     return {
         "overview": overview(numbers_of_retries),
@@ -182,5 +162,4 @@ def draw_all(
         "language_paper": curves_and_trade_off(
             paper, (paper.reference, names.GRPO_16, names.ALGORITHM_2, names.HYBRID), "step", "Optimizer steps"
         ),
-        "learning_accuracy": learning_accuracy(equal_steps),
     }

@@ -15,7 +15,7 @@ from . import figures, graded, names, verdicts
 from .common import ARCHIVE, FIGURES, README, RESULTS, ROOT, fill
 from .comparisons import ACCURACY, PASS_AT_16, Comparison, as_table, by_seed, final, load, per_step
 from .gpu import fast, right, rounds
-from .learning.confirmation import PARTS, SECOND_PLAN, STORED
+from .learning.confirmation import FIRST_PLAN, SECOND_PLAN, STORED
 from .learning.confirmation import PROMPT_SET as MAIN_SET
 from .learning.language_model import HYBRID_3_PROMPTS, LONG_SET, PAPER, PAPER_SUFFIX, RATE, RATES
 from .learning.small_models import AHEAD, EXPERIMENTS, SETS
@@ -69,7 +69,7 @@ def other_sets_table(sets: dict[str, Comparison]) -> str:
     rows = []
     for name, found in sets.items():
         for method in found.runs:
-            row = {"Set": "", "Method": f"{method} ({found.num_seeds(method)} seeds)"}
+            row = {"Set": "", "Method": f"{method} ({len(found.runs[method])} seeds)"}
             if method == found.reference:
                 start = ", ".join(f"{found.before_training(column):.3f}" for column in BEFORE.values())
                 row["Set"] = f"{OTHER_SETS[name]} (before training: {start})"
@@ -100,7 +100,7 @@ def paper_table(found: Comparison) -> str:
 
     columns: dict[str, Callable[[str], str]] = {
         "Steps": lambda m: f"{last_step(found, m)}",
-        "Seeds": found.num_seeds,
+        "Seeds": lambda m: str(len(found.runs[m])),
         "Accuracy": lambda m: found.cell(m, ACCURACY),
         "pass@16": lambda m: found.cell(m, PASS_AT_16),
         "Tokens per step": lambda m: f"{tokens(m) / tokens(PAPER_REFERENCE):.1f}×",
@@ -209,7 +209,7 @@ def blocks() -> dict[Path, dict[str, str]]:
     paper, planned = paper_protocol(), load(STORED)
     return {
         ARCHIVE: {
-            "confirmation": plan_block([name for name in PARTS if name not in SECOND_PLAN], planned),
+            "confirmation": plan_block(FIRST_PLAN, planned),
             "second-plan": plan_block(SECOND_PLAN, planned, with_tables=False),
             "third-plan": third_plan_block(planned),
             "graded-rewards": graded.block(load(graded.STORED)),
@@ -245,7 +245,7 @@ def blocks() -> dict[Path, dict[str, str]]:
 def all_figures() -> dict[str, Figure]:
     planned = load(STORED)
     parts = [stored_part(name, planned) for name in ("confirmation", "number of retries")]
-    return figures.draw_all(paper_protocol(), small_experiment("equal_steps"), *parts)
+    return figures.draw_all(paper_protocol(), *parts)
 
 
 def main() -> None:

@@ -170,6 +170,7 @@ PARTS = {  # in this order
         model="Gemma 3 270M",
     ),
 }
+FIRST_PLAN = ("confirmation", "group size", "paper")
 SECOND_PLAN = ("number of retries", "longer answers", "passes over the data", "longer run")
 THIRD_PLAN = ("repeated problems", "longer answers, 2 retries", "second model family")
 

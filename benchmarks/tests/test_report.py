@@ -131,7 +131,7 @@ def planned(part: str, gains: dict[tuple[str, float], tuple[float, float]], nois
 
 
 RATE, RETRIES = confirmation.RATE, confirmation.RETRIES
-FIRST_PLAN = ("confirmation", "group size", "paper")
+FIRST_PLAN = confirmation.FIRST_PLAN
 
 
 def plan_block(rows: pd.DataFrame) -> str:
