@@ -73,13 +73,11 @@ class Comparison:
             Runs by method; methods without runs are left out.
         reference (`str`):
             Method that the others are compared with.
-        earlier_looks (`tuple[int, ...]`, *optional*):
-            See [`~statistics.interval`].
     """
 
-    def __init__(self, runs: dict[str, Runs], reference: str, earlier_looks: tuple[int, ...] = ()):
+    def __init__(self, runs: dict[str, Runs], reference: str):
         self.runs = {method: own for method, own in runs.items() if own}
-        self.reference, self.earlier_looks = reference, earlier_looks
+        self.reference = reference
 
     def values(self, method: str, measure: Measure) -> dict[int, float]:
         return {seed: measure(run) for seed, run in self.runs.get(method, {}).items()}
@@ -92,7 +90,7 @@ class Comparison:
         return paired(self.values(method, measure), self.values(reference, measure))
 
     def difference(self, method: str, measure: Measure, reference: str | None = None) -> Interval:
-        return interval(self.gains(method, measure, reference or self.reference), self.earlier_looks)
+        return interval(self.gains(method, measure, reference or self.reference))
 
     def cell(self, method: str, measure: Measure, reference: str | None = None) -> str:
         """The mean, followed by the difference from the reference in brackets."""
@@ -117,7 +115,7 @@ class Comparison:
     def change(self, method: str, column: str) -> Interval:
         """The last evaluation minus the one before training, paired by seed."""
         ends, start = (self.values(method, lambda run, i=i: float(run[column].iloc[i])) for i in (-1, 0))
-        return interval(paired(ends, start), self.earlier_looks)
+        return interval(paired(ends, start))
 
     def share_of_tokens(self, method: str) -> str:
         """
@@ -132,7 +130,7 @@ class Comparison:
         missed = sum(map(math.isinf, shares))
         if missed:
             return f"not reached by {missed} of {len(shares)}"
-        mean = interval(shares, self.earlier_looks)
+        mean = interval(shares)
         return f"{mean.mean:.2f}" if method == self.reference else mean.text(2)
 
     def before_training(self, measure_column: str) -> float:

@@ -58,7 +58,7 @@ def means_by_step(found: Comparison, method: str, columns: Iterable[str]) -> tup
     values = {
         c: np.array([[step if c == "step" else run[c][step] for step in steps] for run in runs]) for c in columns
     }
-    halves = {c: interval(value[:, -1], found.earlier_looks).half for c, value in values.items()}
+    halves = {c: interval(value[:, -1]).half for c, value in values.items()}
     return {c: value.mean(axis=0) for c, value in values.items()}, halves
 
 

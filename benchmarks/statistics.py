@@ -5,7 +5,6 @@ Every interval, bold cell and comparing sentence of the documents is made here,
 so that no sentence is stronger than its test.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,48 +47,12 @@ class Interval(NamedTuple):
         return text if math.isnan(self.half) else f"{text}±{self.half:.{digits}f}"
 
 
-@functools.cache
-def nominal_level(looks: tuple[int, ...]) -> float:
-    """
-    Level of the single t-tests so that the type I error of several looks at growing data is `ERROR`
-    in total (Pocock's rule).
-
-    A comparison is examined with `looks[0]` seeds, and if it is not significant, again with `looks[1]` seeds, and so
-    on. Under the null hypothesis it is reported as significant if the smallest of the p-values is below the level. The
-    level is therefore the `ERROR` quantile of the smallest p-value, here over simulated normal differences. For looks
-    at 3 and 5 seeds it is 0.028: without correction the type I error would be 8.6 %.
-    """
-    return ERROR if len(looks) == 1 else float(np.quantile(smallest_p_values(looks), ERROR))
-
-
-@functools.cache
-def smallest_p_values(looks: tuple[int, ...], samples: int = 400_000) -> np.ndarray:
-    """The smallest p-value of the two-sided t-tests at all looks, for simulated differences whose mean is 0."""
-    values = np.random.default_rng(0).standard_normal((samples, looks[-1]))
-    smallest = np.ones(samples)
-    for n in looks:
-        seen = values[:, :n]
-        t = seen.mean(axis=1) / (seen.std(axis=1, ddof=1) / math.sqrt(n))
-        smallest = np.minimum(smallest, 2 * stats.t.sf(np.abs(t), n - 1))
-    return smallest
-
-
-def interval(values: Sequence[float], earlier_looks: tuple[int, ...] = ()) -> Interval:
-    """
-    Mean and half the width of the t-interval.
-
-    Args:
-        values (`Sequence[float]`):
-            One value per seed.
-        earlier_looks (`tuple[int, ...]`, *optional*):
-            Numbers of seeds with which the same comparison was examined before more seeds were added. The interval is
-            wider then, see [`nominal_level`].
-    """
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and half the width of the t-interval, of one value per seed."""
     values = np.asarray(values, dtype=float)
     if len(values) < MIN_SEEDS:
         return Interval(float(values.mean()) if len(values) else math.nan, math.nan)
-    looks = (*(n for n in earlier_looks if n < len(values)), len(values))
-    quantile = stats.t.ppf(1 - nominal_level(looks) / 2, len(values) - 1)
+    quantile = stats.t.ppf(1 - ERROR / 2, len(values) - 1)
     return Interval(float(values.mean()), float(quantile * values.std(ddof=1) / math.sqrt(len(values))))
 
 

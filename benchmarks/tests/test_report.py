@@ -88,18 +88,6 @@ def test_differences_are_bold_and_put_in_words_by_the_same_test():
     assert better.cell(names.GRPO_4, ACCURACY) == "0.300" and better.cell(names.GRPO_8, ACCURACY) == "–"
 
 
-def test_five_seeds_are_corrected_for_an_earlier_look_at_three():
-    runs = {1: 0.02, 2: 0.01, 3: 0.012, 4: 0.016, 5: 0.002}
-    rows = evaluations(
-        *[(names.GRPO_4, seed, 0.3) for seed in runs],
-        *[(names.BATCH, seed, 0.3 + gain) for seed, gain in runs.items()],
-    )
-    methods = (names.GRPO_4, names.BATCH)
-    once = report.compare(rows, "easy", methods).difference(names.BATCH, ACCURACY)
-    twice = report.compare(rows, "easy", methods, (3,)).difference(names.BATCH, ACCURACY)
-    assert twice.mean == once.mean and twice.half == pytest.approx(1.21 * once.half, rel=0.02)
-
-
 def test_share_of_tokens_is_relative_to_the_same_seed():
     # 0.30 is half of the way to 0.40, after 1,000 of 2,000 tokens.
     assert compared(0.40, 0.40, 0.40).share_of_tokens(names.BATCH) == "0.50±0.00"
