@@ -266,8 +266,8 @@ def retries_by_lower_bound(parts: Sequence[Comparison]) -> int | None:
     return max(gains, key=lambda retries: gains[retries], default=None)
 
 
-def third_plan_block(rows: pd.DataFrame) -> str:
-    """Parts of the third plan, and the number of retries by its rule, for each model and for both."""
+def parts_by_model(rows: pd.DataFrame) -> dict[str, list[Comparison]]:
+    """Finished parts with short answers, of each model and of both."""
     plans = {"SmolLM2": ("confirmation", "number of retries"), "Gemma": ("second model family",)}
     finished = {
         model: [found for name in parts if (found := part_comparison(name, rows)) is not None]
@@ -276,8 +276,13 @@ def third_plan_block(rows: pd.DataFrame) -> str:
     finished = {model: parts for model, parts in finished.items() if parts}
     if len(finished) > 1:
         finished["both models"] = [found for parts in finished.values() for found in parts]
+    return finished
+
+
+def third_plan_block(rows: pd.DataFrame) -> str:
+    """Parts of the third plan, and the number of retries by its rule."""
     table = []
-    for model, parts in finished.items():
+    for model, parts in parts_by_model(rows).items():
         row = {"Model": model}
         for retries in (1, 2, 3):
             gains = [pooled_gain(parts, names.batch_retries(retries), measure) for measure in (ACCURACY, PASS_AT_16)]

@@ -16,6 +16,8 @@ from .plans import (
     RECOMMENDED,
     better_grpo,
     last_step,
+    part_comparison,
+    parts_by_model,
     recommended_retries,
     retries_by_lower_bound,
     stored_part,
@@ -24,10 +26,13 @@ from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, compariso
 
 
 SHORT, REPEATED, LONGER = "number of retries", "passes over the data", "longer answers"  # parts of the second plan
+AGAIN = {REPEATED: "repeated problems", LONGER: "longer answers, 2 retries"}  # parts of the third plan
+FAMILY = "second model family"
 ENDPOINTS = {  # methods whose accuracy and pass@16 are compared with the better GRPO; everything else is secondary
     SHORT: [names.batch_retries(retries) for retries in (1, 2, 3)],
     LONGER: [RETRIES],
     REPEATED: [RETRIES, EST_EMA],
+    **dict.fromkeys((*AGAIN.values(), FAMILY), [RECOMMENDED]),
 }
 TITLES = {SHORT: "short answers", LONGER: "longer answers", REPEATED: "repeated problems"}
 MEASURES = {"accuracy": ACCURACY, "pass@16": PASS_AT_16}
@@ -44,9 +49,22 @@ def name_of(method: str) -> str:
     return NAMES.get(method, retries if method.startswith(names.BATCH) else names.short(method))
 
 
+def newest(part: str, rows: pd.DataFrame) -> str:
+    """The third plan's part on the same task, if it is finished."""
+    again = AGAIN.get(part, part)
+    return part if part_comparison(again, rows) is None else again
+
+
 def with_retries(found: Comparison) -> str:
-    """The recommended number of retries, or the one that was recommended before if that was not run."""
-    return RECOMMENDED if RECOMMENDED in found.runs else RETRIES
+    """
+    The recommended number of retries. It is 3 if 2 were not run, or if 3 are significantly better than 2 in accuracy
+    or pass@16, and significantly worse in neither.
+    """
+    if RECOMMENDED in found.runs:
+        gains = [found.difference(RETRIES, measure, RECOMMENDED) for measure in MEASURES.values()]
+        if not any(gain.is_higher for gain in gains) or any(gain.is_lower for gain in gains):
+            return RECOMMENDED
+    return RETRIES
 
 
 # Tables
@@ -61,10 +79,21 @@ def results_table(part: str, rows: pd.DataFrame, methods: Iterable[str] = ()) ->
     )
 
 
+def tables(part: str, rows: pd.DataFrame) -> str:
+    """The table of the newest part on a task, and of the one before with the methods that it has in addition."""
+    found = newest(part, rows)
+    if found == part:
+        return results_table(part, rows)
+    seeds = PARTS[part].seeds
+    before = f"Second plan, from another base model, seeds {seeds[0]} to {seeds[-1]}:"
+    return f"{results_table(found, rows)}\n\n{before}\n\n{results_table(part, rows)}"
+
+
 def readme_table(rows: pd.DataFrame) -> str:
     """The recommended mode and the paper's, on the two tasks on which something was decided."""
     lines = []
-    for part, about in ((SHORT, "short answers"), (REPEATED, f"{CUT_SIZE:,} problems, repeated")):
+    repeated = newest(REPEATED, rows)
+    for part, about in ((SHORT, "short answers"), (repeated, f"{CUT_SIZE:,} problems, repeated")):
         found = stored_part(part, rows)
         about += f" ({len(PARTS[part].seeds)} seeds; start: {found.before_training('accuracy'):.3f}, "
         about += f"{found.before_training('pass@16'):.3f})"
@@ -105,8 +134,8 @@ def costs(found: Comparison, method: str) -> dict[str, str]:
 
 def retries_table(rows: pd.DataFrame) -> str:
     """The gains of all parts with every number of retries, and without."""
-    parts = {"Short answers": SHORT, "First plan": "confirmation", f"{CUT_SIZE:,} problems": REPEATED}
-    parts["Longer answers"] = LONGER
+    parts = {"Short answers": SHORT, "First plan": "confirmation"}
+    parts |= {f"{CUT_SIZE:,} problems": newest(REPEATED, rows), "Longer answers": newest(LONGER, rows)}
     lines = []
     for retries in (0, 1, 2, 3, 7):
         method, row = names.batch_retries(retries), {"`retries`": str(retries)}
@@ -126,11 +155,11 @@ def retries_table(rows: pd.DataFrame) -> str:
 
 def planned_p_values(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
     """p-values of the tests of the second plan, by part, method and metric."""
-    found = {part: stored_part(part, rows) for part in ENDPOINTS}
+    found = {part: stored_part(part, rows) for part in TITLES}
     return {
         (part, method, name): p_value(found[part].gains(method, measure, better_grpo(found[part], measure)))
-        for part, methods in ENDPOINTS.items()
-        for method in methods
+        for part in TITLES
+        for method in ENDPOINTS[part]
         for name, measure in MEASURES.items()
     }
 
@@ -195,7 +224,7 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
 
 def repeated_problems(rows: pd.DataFrame) -> str:
     """pass@16 of every method against its start, where problems are seen several times."""
-    found = stored_part(REPEATED, rows)
+    found = stored_part(newest(REPEATED, rows), rows)
     chosen = with_retries(found)
     start = found.before_training("pass@16")
     methods = (names.GRPO_4, names.BATCH, chosen)
@@ -208,7 +237,7 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     prompts = (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)
     visits = [number * last_step(found, chosen) / CUT_SIZE for number in prompts]
     has_best = chosen == max(methods, key=lambda method: found.mean(method, PASS_AT_16).mean)
-    missing = "" if chosen == RECOMMENDED else f" ({name_of(RECOMMENDED)} were not run)"
+    missing = "" if RECOMMENDED in found.runs else f" ({name_of(RECOMMENDED)} were not run)"
     return (
         f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
         f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
@@ -218,7 +247,7 @@ def repeated_problems(rows: pd.DataFrame) -> str:
 
 def longer_answers(rows: pd.DataFrame) -> str:
     """Retries with longer answers."""
-    found = stored_part(LONGER, rows)
+    found = stored_part(newest(LONGER, rows), rows)
     chosen = with_retries(found)
     accuracy, diversity = (found.difference(chosen, measure) for measure in MEASURES.values())
     decided = accuracy.excludes_zero or diversity.excludes_zero
@@ -229,9 +258,23 @@ def longer_answers(rows: pd.DataFrame) -> str:
     )
 
 
+def another_model(rows: pd.DataFrame) -> str:
+    """The recommended mode with the second model family; empty before its last run."""
+    found = part_comparison(FAMILY, rows)
+    if found is None:
+        return ""
+    accuracy, diversity = (found.difference(RECOMMENDED, m, better_grpo(found, m)) for m in MEASURES.values())
+    return (
+        f"**{PARTS[FAMILY].model}**, short answers: {name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO "
+        f"in accuracy ({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} "
+        f"({diversity.text(sign=True)})."
+    )
+
+
 def readme_results(rows: pd.DataFrame, caption: str) -> str:
     """The reason, the three results, the table, and the figure with its caption."""
-    sentences = "\n".join(f"- {write(rows)}" for write in (why, short_answers, repeated_problems, longer_answers))
+    writers = (why, short_answers, another_model, repeated_problems, longer_answers)
+    sentences = "\n".join(f"- {text}" for write in writers if (text := write(rows)))
     note = (
         f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over "
         f"training seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the "
@@ -245,7 +288,7 @@ def readme_results(rows: pd.DataFrame, caption: str) -> str:
 
 def verdict(rows: pd.DataFrame) -> str:
     """What to use, in words."""
-    short, repeated, longer = (stored_part(part, rows) for part in (SHORT, REPEATED, LONGER))
+    short, repeated, longer = (stored_part(newest(part, rows), rows) for part in (SHORT, REPEATED, LONGER))
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
         f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
@@ -289,15 +332,17 @@ def correction(rows: pd.DataFrame) -> str:
 
 
 def numbers_by_rule(rows: pd.DataFrame) -> str:
-    """The number of retries by the rules of the second and of the third plan."""
-    found = stored_part(SHORT, rows)
-    numbers = (recommended_retries(found), retries_by_lower_bound([stored_part("confirmation", rows), found]))
-    second, third = ("none" if number is None else str(number) for number in numbers)
-    if second == third:
+    """The number of retries by the rules of the second and of the third plan, for each model."""
+    models = {model: retries_by_lower_bound(parts) for model, parts in parts_by_model(rows).items()}
+    numbers = (recommended_retries(stored_part(SHORT, rows)), *models.values())
+    second, *third = ("none" if number is None else str(number) for number in numbers)
+    if {second} == set(third):
         return f"**The number of retries** is {second} by the rules of the second and of the third plan."
+    by_model = [f"{number} with {model}" for number, model in zip(third, models, strict=True)]
     return (
         f"**The number of retries is not settled**: the rule of the second plan picks {second}, that of the "
-        f"[third plan](../benchmarks/README.md#third-plan), with the seeds of the first plan in addition, {third}."
+        "[third plan](../benchmarks/README.md#third-plan), with the seeds of the first plan in addition, "
+        f"{', '.join(by_model)}."
     )
 
 

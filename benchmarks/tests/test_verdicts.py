@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import names, verdicts
-from benchmarks.learning import language_model
+from benchmarks.learning import confirmation, language_model
 from benchmarks.statistics import BETTER, SAME, WORSE, holm
 
 from .test_report import RATE, RETRIES, planned
@@ -14,10 +14,13 @@ PARTS = ("confirmation", "group size", "number of retries", "longer answers", "p
 ONE, TWO = names.BATCH, names.batch_retries(2)
 
 
-def stored(noise: float = 0.001, **gains: dict) -> pd.DataFrame:
-    """All parts; gains in accuracy and pass@16 over 0.3 and 0.5 by the part's first word and the method."""
+def stored(noise: float = 0.001, third: tuple[str, ...] = (), **gains: dict) -> pd.DataFrame:
+    """
+    All parts of the first two plans, and those in `third`; gains in accuracy and pass@16 over 0.3 and 0.5 by the
+    part's first word and the method.
+    """
     rows = []
-    for part in PARTS:
+    for part in PARTS + third:
         own = {(method, RATE): gain for method, gain in gains.get(part.split()[0], {}).items()}
         rows += planned(part, own, noise)
     return pd.DataFrame(rows)
@@ -91,6 +94,9 @@ def test_the_recommended_number_of_retries_takes_the_place_of_the_other():
     assert verdicts.with_retries(found) == RETRIES
     found.runs[TWO] = found.runs[RETRIES]
     assert verdicts.with_retries(found) == TWO
+    for gains, chosen in (((0.0, 0.1), RETRIES), ((-0.1, 0.1), TWO), ((-0.1, 0.0), TWO)):
+        rows = stored(third=("repeated problems",), repeated={RETRIES: gains}, noise=0)
+        assert verdicts.with_retries(verdicts.stored_part("repeated problems", rows)) == chosen
 
 
 def test_longer_answers_decide_nothing_without_a_significant_difference():
@@ -120,7 +126,27 @@ def test_numbers_of_retries_by_two_rules():
     # The first plan has 1 and 3 retries, and its pass@16 with 1 is too low for the second rule.
     differ = stored(number={one: (0.03, 0)}, confirmation={one: (0, -0.1), three: (0.05, 0)}, noise=0)
     text = verdicts.numbers_by_rule(differ)
-    assert "second plan picks 1" in text and text.endswith("in addition, 3.")
+    assert "second plan picks 1" in text and text.endswith("in addition, 3 with SmolLM2.")
+
+
+def test_finished_parts_of_the_third_plan_replace_those_on_the_same_task():
+    before = stored(repeated={TWO: (0.05, 0.1)})
+    assert verdicts.tables("longer answers", before) == verdicts.results_table("longer answers", before)
+    rows = stored(third=confirmation.THIRD_PLAN, repeated={TWO: (0.05, 0.1)}, second={TWO: (-0.05, 0)}, noise=0)
+    assert verdicts.repeated_problems(rows).endswith(
+        "0.600 with 2 retries (+0.100±0.000, significant). Use retries there."
+    )
+    assert "decide nothing yet: 2 retries, accuracy +0.000" in verdicts.longer_answers(rows)
+    assert "problems, repeated (5 seeds; " in verdicts.readme_table(rows)
+    assert f"**Gemma 3 270M**, short answers: 2 retries are {WORSE} the better GRPO" in verdicts.readme_results(
+        rows, ""
+    )
+    assert "Gemma" not in verdicts.readme_results(before, "")
+    again, second_plan = verdicts.tables("passes over the data", rows).split("seeds 21 to 23:\n\n")
+    assert "| 2 retries | 0.350 (**+0.050±0.000**)" in again and "Est (EMA)" in second_plan
+    assert "2 retries" not in second_plan and "**+0.050±0.000**, **+0.100±0.000**" in verdicts.retries_table(rows)
+    assert len(verdicts.planned_p_values(rows)) == 12, "of the second plan only"
+    assert "with Gemma" in verdicts.numbers_by_rule(rows)
 
 
 def test_gains_by_number_of_retries():
