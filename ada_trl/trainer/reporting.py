@@ -170,7 +170,8 @@ def advise_on_rewards(kind: RewardKind) -> str:
     return {
         "comparable": "",
         "outliers": "Rare rewards far below all others dominate the gradient of baseline='batch'. Limit the reward to "
-        f"the range that matters, or compare the rollouts of each prompt, with {OF_GROUP}.",
+        "the range that matters, or use its ranks (examples/win_rates.py) if it means the same on every prompt, or "
+        f"compare the rollouts of each prompt, with {OF_GROUP}.",
         "levels": "Rewards of different prompts differ much more than those of one prompt, so that baseline='batch' "
         f"learns next to nothing. Compare the rollouts of each prompt, with {OF_GROUP}.",
         "distinct": "Most rewards are different, as those of a reward model. If their level depends on the prompt, "
