@@ -6,6 +6,7 @@ too).
 import gc
 import os
 import threading
+import time
 
 import pytest
 from transformers import PreTrainedModel, TrainerCallback
@@ -79,7 +80,12 @@ def test_nothing_accumulates(use, tmp_path):
     with FakeServer() as server:
         USES[use](tmp_path, server)  # modules are imported, caches are filled
         before = open_resources()
-        for _ in range(3):
+        for _ in range(5):
             USES[use](tmp_path, server)
-        after = open_resources()
-    assert all(after[name] < before[name] + 3 for name in before), f"{before} became {after}."
+        # A thread that is ending closes its files a moment later; what has accumulated stays.
+        for _ in range(50):
+            after = open_resources()
+            if all(after[name] < before[name] + 3 for name in before):
+                return
+            time.sleep(0.1)
+    pytest.fail(f"{before} became {after}.")
