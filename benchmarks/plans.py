@@ -175,14 +175,19 @@ def retries_sentences(found: Comparison) -> str:
     return f"- By the rule of the second plan, {decision} recommended."
 
 
-def ends(found: Comparison, method: str) -> list[Interval]:
+def end_gains(found: Comparison, method: str, reference: str | None = None) -> list[Interval]:
     """Accuracy and pass@16 after the last step, compared with the reference."""
-    return [found.difference(method, measure) for measure in (ACCURACY, PASS_AT_16)]
+    return [found.difference(method, measure, reference) for measure in (ACCURACY, PASS_AT_16)]
+
+
+def is_better_in_one(differences: Sequence[Interval]) -> bool:
+    """Whether one difference is significantly higher, and none is significantly lower."""
+    return any(one.is_higher for one in differences) and not any(one.is_lower for one in differences)
 
 
 def longer_answers_sentences(found: Comparison) -> str:
     """The decision of the second plan's second part, and the lengths of the completions."""
-    is_lower = any(one.is_lower for one in ends(found, RETRIES))
+    is_lower = any(one.is_lower for one in end_gains(found, RETRIES))
     decision = (
         "retries are recommended for short answers only" if is_lower else "the recommendation names both lengths"
     )
@@ -199,9 +204,8 @@ def longer_answers_sentences(found: Comparison) -> str:
 
 def passes_sentences(found: Comparison) -> str:
     """The decisions of the second plan's third part."""
-    retries = "a" if any(one.is_lower for one in ends(found, RETRIES)) else "no"
-    est = ends(found, EST_EMA)
-    is_named = any(one.is_higher for one in est) and not any(one.is_lower for one in est)
+    retries = "a" if any(one.is_lower for one in end_gains(found, RETRIES)) else "no"
+    is_named = is_better_in_one(end_gains(found, EST_EMA))
     return (
         f"- By the rule of the second plan, {retries} number of passes is named with retries, and Est (EMA) is "
         f"{'' if is_named else 'not '}named for several passes."

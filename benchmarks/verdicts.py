@@ -15,6 +15,8 @@ from .learning.language_model import CUT_SIZE, EST_EMA, PROMPTS_PER_STEP, ROLLOU
 from .plans import (
     RECOMMENDED,
     better_grpo,
+    end_gains,
+    is_better_in_one,
     last_step,
     part_comparison,
     parts_by_model,
@@ -60,11 +62,8 @@ def with_retries(found: Comparison) -> str:
     The recommended number of retries. It is 3 if 2 were not run, or if 3 are significantly better than 2 in accuracy
     or pass@16, and significantly worse in neither.
     """
-    if RECOMMENDED in found.runs:
-        gains = [found.difference(RETRIES, measure, RECOMMENDED) for measure in MEASURES.values()]
-        if not any(gain.is_higher for gain in gains) or any(gain.is_lower for gain in gains):
-            return RECOMMENDED
-    return RETRIES
+    is_run = RECOMMENDED in found.runs
+    return RETRIES if not is_run or is_better_in_one(end_gains(found, RETRIES, RECOMMENDED)) else RECOMMENDED
 
 
 # Tables
@@ -192,13 +191,18 @@ def why(rows: pd.DataFrame) -> str:
 def short_answers(rows: pd.DataFrame) -> str:
     """The recommended mode against the better GRPO in each metric."""
     found = stored_part(SHORT, rows)
-    accuracy, diversity = (found.difference(RECOMMENDED, m, better_grpo(found, m)) for m in (ACCURACY, PASS_AT_16))
+    accuracy, diversity = against_grpo(found, RECOMMENDED)
     return (
         f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are "
         f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: "
         f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: "
         f"{without_object(diversity)} ({diversity.text(sign=True)}). {families(found, rows)}"
     )
+
+
+def against_grpo(found: Comparison, method: str) -> list[Interval]:
+    """Accuracy and pass@16 minus those of the better GRPO in each."""
+    return [found.difference(method, measure, better_grpo(found, measure)) for measure in MEASURES.values()]
 
 
 def without_object(difference: Interval) -> str:
@@ -263,7 +267,7 @@ def another_model(rows: pd.DataFrame) -> str:
     found = part_comparison(FAMILY, rows)
     if found is None:
         return ""
-    accuracy, diversity = (found.difference(RECOMMENDED, m, better_grpo(found, m)) for m in MEASURES.values())
+    accuracy, diversity = against_grpo(found, RECOMMENDED)
     return (
         f"**{PARTS[FAMILY].model}**, short answers: {name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO "
         f"in accuracy ({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} "
@@ -300,7 +304,7 @@ def verdict(rows: pd.DataFrame) -> str:
 
 
 def in_words(found: Comparison, method: str) -> str:
-    accuracy, diversity = (found.difference(method, m, better_grpo(found, m)) for m in MEASURES.values())
+    accuracy, diversity = against_grpo(found, method)
     return f"Accuracy: {comparison(accuracy)} the better GRPO; pass@16: {without_object(diversity)}."
 
 
