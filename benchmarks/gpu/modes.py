@@ -2,14 +2,21 @@
 Three steps in every mode in bfloat16, and whether `adaptive_sampling="uniform"` trains the weights of `GRPOTrainer`.
 """
 
+import tempfile
 from pathlib import Path
 from statistics import mean
+from typing import Any, NamedTuple
 
 import torch
+from transformers import LlamaForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
+from recipes.arithmetic.task import build_tokenizer, problems
 
 from .. import names
 from ..common import markdown
-from .training import SMOKE, Size, peak_memory_gib, reset_memory, train
+from .training import options_of_run, peak_memory_gib, random_model, reset_memory, run_trainer
 from .units import Unit, run, succeeded
 
 
@@ -30,10 +37,57 @@ MODES = {
 }
 
 
+class Size(NamedTuple):
+    """
+    Model and batch. With few wide layers, generation with `transformers` takes less time than
+    in usual models of this size.
+    """
+
+    hidden: int = 2048
+    layers: int = 8
+    vocabulary: int = 32_000
+    rows: int = 64  # per step
+    micro_batch: int = 64
+    tokens: int = 64  # per completion: the random model almost never ends one itself
+
+    def model(self) -> LlamaForCausalLM:
+        """Random model: 398 million parameters with the default sizes."""
+        return random_model(
+            build_tokenizer(),
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.hidden * 11 // 4,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.hidden // 64,
+            num_key_value_heads=max(self.hidden // 256, 1),
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+        )
+
+
+SMOKE = Size(hidden=64, layers=2, vocabulary=64, rows=8, micro_batch=8, tokens=4)
+
+
+def reward(completion_ids: list[list[int]], **kwargs) -> list[float]:
+    """1 for a quarter of the completions of a random model."""
+    return [float(sum(ids) % 4 == 0) for ids in completion_ids]
+
+
+def train(size: Size, options: dict[str, Any], is_ada: bool) -> tuple[torch.nn.Module, list[dict], list[float]]:
+    """Train the random model. Returns it, the logs of the steps, and their seconds."""
+    config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if is_ada else (GRPOConfig, GRPOTrainer)
+    defaults = options_of_run(size.rows, size.micro_batch, size.tokens, STEPS) | {"learning_rate": 1e-5, "bf16": True}
+    with tempfile.TemporaryDirectory() as directory:
+        args = config_class(directory, **defaults | options)
+        trainer = trainer_class(size.model(), reward, args, problems(4096, seed=0), processing_class=build_tokenizer())
+        logs, seconds = run_trainer(trainer)
+    return trainer.accelerator.unwrap_model(trainer.model), logs, seconds
+
+
 def measure(size: Size, options: dict, is_ada: bool = True) -> dict:
     """Time and memory of the steps in bfloat16 (autocast); the first one warms up."""
     reset_memory()
-    _, logs, seconds = train(size, STEPS, options, is_ada)
+    _, logs, seconds = train(size, options, is_ada)
     return {"step_seconds": seconds, "memory_gib": peak_memory_gib(), "logs": logs}
 
 
@@ -50,7 +104,7 @@ def same_weights(size: Size) -> dict:
 
     def weights(is_ada: bool) -> dict[str, torch.Tensor]:
         ours = {"adaptive_sampling": "uniform", "scale_rewards": "group", "epsilon_high": None} if is_ada else {}
-        model, *_ = train(size, STEPS, options | ours, is_ada=is_ada)
+        model, *_ = train(size, options | ours, is_ada)
         return {name: weight.cpu() for name, weight in model.state_dict().items()}
 
     def differing(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:

@@ -2,9 +2,8 @@
 
 import gc
 import math
-import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import (
@@ -15,10 +14,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
-from trl import GRPOConfig, GRPOTrainer
-
-from ada_trl import AdaGRPOConfig, AdaGRPOTrainer
-from recipes.arithmetic.task import build_tokenizer, problems
+from trl import GRPOTrainer
 
 from ..common import QUIET
 
@@ -41,42 +37,6 @@ def options_of_run(rows: int, micro_batch: int, tokens: int, steps: int) -> dict
         "max_steps": steps,
         "use_cpu": not torch.cuda.is_available(),
     }
-
-
-class Size(NamedTuple):
-    """
-    Model and batch. With few wide layers, generation with `transformers` takes less time than
-    in usual models of this size.
-    """
-
-    hidden: int = 2048
-    layers: int = 8
-    vocabulary: int = 32_000
-    rows: int = 64  # per step
-    micro_batch: int = 64
-    tokens: int = 64  # per completion: the random model almost never ends one itself
-
-    def model(self) -> LlamaForCausalLM:
-        """Random model: 398 million parameters with the default sizes."""
-        return random_model(
-            build_tokenizer(),
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            intermediate_size=self.hidden * 11 // 4,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.hidden // 64,
-            num_key_value_heads=max(self.hidden // 256, 1),
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-        )
-
-
-SMOKE = Size(hidden=64, layers=2, vocabulary=64, rows=8, micro_batch=8, tokens=4)
-
-
-def reward(completion_ids: list[list[int]], **kwargs) -> list[float]:
-    """1 for a quarter of the completions of a random model."""
-    return [float(sum(ids) % 4 == 0) for ids in completion_ids]
 
 
 class Clock(TrainerCallback):
@@ -127,16 +87,3 @@ def reset_memory() -> None:
 
 def peak_memory_gib() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
-
-
-def train(
-    size: Size, steps: int, options: dict[str, Any], is_ada: bool = True
-) -> tuple[torch.nn.Module, list[dict], list[float]]:
-    """Train the random model. Returns it, the logs of the steps, and their seconds."""
-    config_class, trainer_class = (AdaGRPOConfig, AdaGRPOTrainer) if is_ada else (GRPOConfig, GRPOTrainer)
-    defaults = options_of_run(size.rows, size.micro_batch, size.tokens, steps) | {"learning_rate": 1e-5, "bf16": True}
-    with tempfile.TemporaryDirectory() as directory:
-        args = config_class(directory, **defaults | options)
-        trainer = trainer_class(size.model(), reward, args, problems(4096, seed=0), processing_class=build_tokenizer())
-        logs, seconds = run_trainer(trainer)
-    return trainer.accelerator.unwrap_model(trainer.model), logs, seconds
