@@ -8,9 +8,9 @@ in the repository; stored runs are not run again.
 
 With `--methods`, `--task`, `--steps`, `--seeds`, `--rate` or `--model`, a part is repeated, whether or not its runs
 are stored: with some of its methods, on other problems, with another length, seeds, learning rate or model. It runs on
-a GPU if there is one, and a table of the results is printed. For example, the number of retries with a larger model:
-`--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers
-4`. The part *second model family* is trained with `--model FOLDER` only.
+a GPU if there is one, and a table of the results is printed, as for the number of retries with a larger model:
+`--parts "number of retries" --model Qwen/Qwen2.5-0.5B-Instruct --workers 4`. The part *second model family* always
+needs `--model FOLDER`.
 """
 
 import argparse
