@@ -38,10 +38,7 @@ MODES = {
 
 
 class Size(NamedTuple):
-    """
-    Model and batch. With few wide layers, generation with `transformers` takes less time than
-    in usual models of this size.
-    """
+    """Model and batch; with few wide layers, generation takes less time than in usual models of this size."""
 
     hidden: int = 2048
     layers: int = 8
