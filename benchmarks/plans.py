@@ -7,11 +7,7 @@ import pandas as pd
 from . import names
 from .comparisons import ACCURACY, PASS_AT_16, SPEED, Comparison, Measure, as_table, by_seed, final, per_step
 from .learning.confirmation import LOWER_RATE, PARTS, RATE, RETRIES, THIRD_PLAN, Part
-from .learning.language_model import (
-    EST_EMA,
-    LONGER_SUFFIX,
-    PAPER_SUFFIX,
-)
+from .learning.language_model import EST_EMA, LONGER_SUFFIX, PAPER_SUFFIX
 from .learning.training import Run
 from .statistics import AS_FAST, FASTER, SLOWER, Interval, cell, interval
 
@@ -73,10 +69,11 @@ def part_comparison(name: str, rows: pd.DataFrame) -> Comparison | None:
     methods = part.methods
     if name == "group size":  # its reference is in the first part, with the same base and seeds
         methods = [(names.GRPO_4, RATE), (names.BATCH, RATE), *methods]
-    runs = {}
+    runs, every = {}, [method for method, _ in methods]
     for method, rate in methods:
         own = by_seed(rows, part.prompt_set, method, rate)
-        runs[_label(method, rate)] = {seed: run for seed, run in own.items() if seed in part.seeds}
+        label = _label(method, rate if every.count(method) > 1 else RATE)
+        runs[label] = {seed: run for seed, run in own.items() if seed in part.seeds}
     lower = _label(names.GRPO_4, LOWER_RATE)
     found = Comparison(dict(sorted(runs.items())), names.GRPO_4)
     if lower in runs and found.mean(lower, SPEED).mean > found.mean(names.GRPO_4, SPEED).mean:
@@ -92,9 +89,8 @@ def stored_part(name: str, rows: pd.DataFrame) -> Comparison:
 
 
 def _label(method: str, rate: float) -> str:
-    return method.removesuffix(PAPER_SUFFIX).removesuffix(LONGER_SUFFIX) + (
-        f" at {rate_text(rate)}" if rate != RATE else ""
-    )
+    at_rate = f" at {rate_text(rate)}" if rate != RATE else ""
+    return method.removesuffix(PAPER_SUFFIX).removesuffix(LONGER_SUFFIX) + at_rate
 
 
 def endpoints(found: Comparison) -> str:

@@ -332,6 +332,14 @@ def test_the_number_of_retries_is_that_of_all_seeds():
     assert "*second model family*: not finished: 19 of 20 runs." in unfinished and "| Gemma" not in unfinished
 
 
+def test_a_part_may_have_another_rate_for_each_method(monkeypatch):
+    part = PARTS["second model family"]
+    methods = [(method, confirmation.LOWER_RATE if method == names.GRPO_8 else RATE) for method, _ in part.methods]
+    monkeypatch.setitem(PARTS, "second model family", part._replace(methods=methods))
+    found = plans.stored_part("second model family", pd.DataFrame(planned("second model family", {})))
+    assert set(found.runs) == {names.GRPO_4, names.GRPO_8, names.batch_retries(2), RETRIES}
+
+
 def test_runs_of_a_seed_have_one_base_model(monkeypatch):
     part = PARTS["repeated problems"]
     rows = planned("repeated problems", {})
