@@ -97,7 +97,7 @@ def readme_table(rows: pd.DataFrame) -> str:
         about += f" ({len(PARTS[part].seeds)} seeds; start: {found.before_training('accuracy'):.3f}, "
         about += f"{found.before_training('pass@16'):.3f})"
         baselines = dict.fromkeys(better_grpo(found, measure) for measure in MEASURES.values())
-        others = (names.BATCH, with_retries(found), SMALL_ROUNDS_3_PROMPTS)
+        others = dict.fromkeys((names.BATCH, with_retries(found), RETRIES, SMALL_ROUNDS_3_PROMPTS))
         for method in (*baselines, *(method for method in others if method in found.runs)):
             lines.append({"Task": about, "Method": marked(part, method)} | cells(found, method))
             about = ""  # once per task
@@ -240,12 +240,12 @@ def repeated_problems(rows: pd.DataFrame) -> str:
         ends.append(f"{end:.3f} with {name_of(method)} ({change.text(sign=True)}{test})")
     prompts = (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)
     visits = [number * last_step(found, chosen) / CUT_SIZE for number in prompts]
-    has_best = chosen == max(methods, key=lambda method: found.mean(method, PASS_AT_16).mean)
+    is_kept = found.difference(chosen, PASS_AT_16, names.BATCH).is_higher
     missing = "" if RECOMMENDED in found.runs else f" ({name_of(RECOMMENDED)} were not run)"
     return (
         f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
         f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
-        f"{f' Use retries there{missing}.' if has_best else missing}"
+        f"{f' Do not use one rollout without retries there{missing}.' if is_kept else missing}"
     )
 
 

@@ -84,9 +84,9 @@ def test_a_change_since_the_start_is_said_with_its_significance():
     assert "2.3 visits each with GRPO n=4 and 9.4 with one rollout" in text
     assert "0.420 with GRPO n=4 (-0.080±0.000, significant)" in text
     assert "0.351 with one rollout (-0.149±0.001, significant)" in text
-    assert text.endswith("Use retries there (2 retries were not run).")
+    assert text.endswith("Do not use one rollout without retries there (2 retries were not run).")
     without = verdicts.repeated_problems(stored(passes={RETRIES: (0, -0.2)}))
-    assert "0.500 with GRPO n=4 (+0.000±0.000)" in without and "Use retries" not in without
+    assert "0.500 with GRPO n=4 (+0.000±0.000)" in without and "Do not use" not in without
 
 
 def test_the_recommended_number_of_retries_takes_the_place_of_the_other():
@@ -133,11 +133,11 @@ def test_finished_parts_of_the_third_plan_replace_those_on_the_same_task():
     before = stored(repeated={TWO: (0.05, 0.1)})
     assert verdicts.tables("longer answers", before) == verdicts.results_table("longer answers", before)
     rows = stored(third=confirmation.THIRD_PLAN, repeated={TWO: (0.05, 0.1)}, second={TWO: (-0.05, 0)}, noise=0)
-    assert verdicts.repeated_problems(rows).endswith(
-        "0.600 with 2 retries (+0.100±0.000, significant). Use retries there."
-    )
+    claim = "0.600 with 2 retries (+0.100±0.000, significant). Do not use one rollout without retries there."
+    assert verdicts.repeated_problems(rows).endswith(claim)
     assert "decide nothing yet: 2 retries, accuracy +0.000" in verdicts.longer_answers(rows)
-    assert "problems, repeated (5 seeds; " in verdicts.readme_table(rows)
+    table = verdicts.readme_table(rows)
+    assert "problems, repeated (5 seeds; " in table and "|  | 3 retries † |" in table
     assert f"**Gemma 3 270M**, short answers: 2 retries are {WORSE} the better GRPO" in verdicts.readme_results(
         rows, ""
     )
