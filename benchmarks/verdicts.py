@@ -140,8 +140,8 @@ def retries_table(rows: pd.DataFrame) -> str:
         method, row = names.batch_retries(retries), {"`retries`": str(retries)}
         for title, part in parts.items():
             found = stored_part(part, rows)
-            gains = [cell(found.difference(method, measure)) for measure in MEASURES.values()]
-            row[title] = ", ".join(gains) if method in found.runs else NO_VALUE
+            is_run = method in found.runs
+            row[title] = ", ".join(map(cell, end_gains(found, method))) if is_run else NO_VALUE
         lines.append(row)
     return (
         f"{as_table(lines)}\n\n*Accuracy and pass@16 minus those of {names.GRPO_4} at equal tokens, with 95% "
@@ -253,7 +253,7 @@ def longer_answers(rows: pd.DataFrame) -> str:
     """Retries with longer answers."""
     found = stored_part(newest(LONGER, rows), rows)
     chosen = with_retries(found)
-    accuracy, diversity = (found.difference(chosen, measure) for measure in MEASURES.values())
+    accuracy, diversity = end_gains(found, chosen)
     decided = accuracy.excludes_zero or diversity.excludes_zero
     length = f"{found.mean(chosen, final('completion_tokens')).mean:.0f} tokens"
     return (
@@ -355,7 +355,7 @@ def paper_sentence(rows: pd.DataFrame) -> str:
     found = stored_part("paper", rows)
     lines = []
     for method in (names.SMALL_ROUNDS, names.ALGORITHM_2):
-        accuracy, diversity = (found.difference(method, measure) for measure in MEASURES.values())
+        accuracy, diversity = end_gains(found, method)
         tokens = (
             found.mean(method, final("generated_tokens")).mean
             / found.mean(names.GRPO_4, final("generated_tokens")).mean
