@@ -89,7 +89,7 @@ def tables(part: str, rows: pd.DataFrame) -> str:
 
 
 def readme_table(rows: pd.DataFrame) -> str:
-    """The recommended mode and the paper's, on the two tasks on which something was decided."""
+    """The better GRPO, one rollout, and retries, on the two tasks on which something was decided."""
     lines = []
     repeated = newest(REPEATED, rows)
     for part, about in ((SHORT, "short answers"), (repeated, f"{CUT_SIZE:,} problems, repeated")):
@@ -97,7 +97,7 @@ def readme_table(rows: pd.DataFrame) -> str:
         about += f" ({len(PARTS[part].seeds)} seeds; start: {found.before_training('accuracy'):.3f}, "
         about += f"{found.before_training('pass@16'):.3f})"
         baselines = dict.fromkeys(better_grpo(found, measure) for measure in MEASURES.values())
-        others = dict.fromkeys((names.BATCH, with_retries(found), RETRIES, SMALL_ROUNDS_3_PROMPTS))
+        others = dict.fromkeys((names.BATCH, with_retries(found), RETRIES))
         for method in (*baselines, *(method for method in others if method in found.runs)):
             lines.append({"Task": about, "Method": marked(part, method)} | cells(found, method))
             about = ""  # once per task
@@ -231,9 +231,8 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     found = stored_part(newest(REPEATED, rows), rows)
     chosen = with_retries(found)
     start = found.before_training("pass@16")
-    methods = (names.GRPO_4, names.BATCH, chosen)
     ends = []
-    for method in methods:
+    for method in (names.GRPO_4, names.BATCH, chosen):
         change = found.change(method, "pass@16")
         test = ", significant" if change.excludes_zero else ""
         end = found.mean(method, PASS_AT_16).mean
