@@ -27,16 +27,16 @@ from .plans import (
 from .statistics import BETTER, NO_VALUE, SAME, WORSE, Interval, cell, comparison, holm, interval, p_value, paired
 
 
-SHORT, REPEATED, LONGER = "number of retries", "passes over the data", "longer answers"  # parts of the second plan
-AGAIN = {REPEATED: "repeated problems", LONGER: "longer answers, 2 retries"}  # parts of the third plan
-FAMILY = "second model family"
+SHORT = "number of retries"
+REPEATED, LONGER, FAMILY = "repeated problems", "longer answers, 2 retries", "second model family"
+EARLIER = {REPEATED: "passes over the data", LONGER: "longer answers"}  # parts of the second plan on the same tasks
+SECOND_PLAN = {SHORT: "short answers", EARLIER[LONGER]: "longer answers", EARLIER[REPEATED]: "repeated problems"}
 ENDPOINTS = {  # methods whose accuracy and pass@16 are compared with the better GRPO; everything else is secondary
     SHORT: [names.batch_retries(retries) for retries in (1, 2, 3)],
-    LONGER: [RETRIES],
-    REPEATED: [RETRIES, EST_EMA],
-    **dict.fromkeys((*AGAIN.values(), FAMILY), [RECOMMENDED]),
+    EARLIER[LONGER]: [RETRIES],
+    EARLIER[REPEATED]: [RETRIES, EST_EMA],
+    **dict.fromkeys((REPEATED, LONGER, FAMILY), [RECOMMENDED]),
 }
-TITLES = {SHORT: "short answers", LONGER: "longer answers", REPEATED: "repeated problems"}
 MEASURES = {"accuracy": ACCURACY, "pass@16": PASS_AT_16}
 SECONDARY = "†"
 MODEL = "SmolLM2-135M with LoRA"
@@ -51,19 +51,9 @@ def name_of(method: str) -> str:
     return NAMES.get(method, retries if method.startswith(names.BATCH) else names.short(method))
 
 
-def newest(part: str, rows: pd.DataFrame) -> str:
-    """The third plan's part on the same task, if it is finished."""
-    again = AGAIN.get(part, part)
-    return part if part_comparison(again, rows) is None else again
-
-
 def with_retries(found: Comparison) -> str:
-    """
-    The recommended number of retries. It is 3 if 2 were not run, or if 3 are significantly better than 2 in accuracy
-    or pass@16, and significantly worse in neither.
-    """
-    is_run = RECOMMENDED in found.runs
-    return RETRIES if not is_run or is_better_in_one(end_gains(found, RETRIES, RECOMMENDED)) else RECOMMENDED
+    """3 retries if they are significantly better than 2 in accuracy or pass@16 and worse in neither, 2 otherwise."""
+    return RETRIES if is_better_in_one(end_gains(found, RETRIES, RECOMMENDED)) else RECOMMENDED
 
 
 # Tables
@@ -79,20 +69,17 @@ def results_table(part: str, rows: pd.DataFrame, methods: Iterable[str] = ()) ->
 
 
 def tables(part: str, rows: pd.DataFrame) -> str:
-    """The table of the newest part on a task, and of the one before with the methods that it has in addition."""
-    found = newest(part, rows)
-    if found == part:
-        return results_table(part, rows)
-    seeds = PARTS[part].seeds
+    """The table of a part of the third plan, and of the second plan's part on the same task."""
+    earlier = EARLIER[part]
+    seeds = PARTS[earlier].seeds
     before = f"Second plan, from another base model, seeds {seeds[0]} to {seeds[-1]}:"
-    return f"{results_table(found, rows)}\n\n{before}\n\n{results_table(part, rows)}"
+    return f"{results_table(part, rows)}\n\n{before}\n\n{results_table(earlier, rows)}"
 
 
 def readme_table(rows: pd.DataFrame) -> str:
     """The better GRPO, one rollout, and retries, on the two tasks on which something was decided."""
     lines = []
-    repeated = newest(REPEATED, rows)
-    for part, about in ((SHORT, "short answers"), (repeated, f"{CUT_SIZE:,} problems, repeated")):
+    for part, about in ((SHORT, "short answers"), (REPEATED, f"{CUT_SIZE:,} problems, repeated")):
         found = stored_part(part, rows)
         about += f" ({len(PARTS[part].seeds)} seeds; start: {found.before_training('accuracy'):.3f}, "
         about += f"{found.before_training('pass@16'):.3f})"
@@ -134,7 +121,7 @@ def costs(found: Comparison, method: str) -> dict[str, str]:
 def retries_table(rows: pd.DataFrame) -> str:
     """The gains of all parts with every number of retries, and without."""
     parts = {"Short answers": SHORT, "First plan": "confirmation"}
-    parts |= {f"{CUT_SIZE:,} problems": newest(REPEATED, rows), "Longer answers": newest(LONGER, rows)}
+    parts |= {f"{CUT_SIZE:,} problems": REPEATED, "Longer answers": LONGER}
     lines = []
     for retries in (0, 1, 2, 3, 7):
         method, row = names.batch_retries(retries), {"`retries`": str(retries)}
@@ -154,10 +141,10 @@ def retries_table(rows: pd.DataFrame) -> str:
 
 def planned_p_values(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
     """p-values of the tests of the second plan, by part, method and metric."""
-    found = {part: stored_part(part, rows) for part in TITLES}
+    found = {part: stored_part(part, rows) for part in SECOND_PLAN}
     return {
         (part, method, name): p_value(found[part].gains(method, measure, better_grpo(found[part], measure)))
-        for part in TITLES
+        for part in SECOND_PLAN
         for method in ENDPOINTS[part]
         for name, measure in MEASURES.items()
     }
@@ -228,7 +215,7 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
 
 def repeated_problems(rows: pd.DataFrame) -> str:
     """pass@16 of every method against its start, where problems are seen several times."""
-    found = stored_part(newest(REPEATED, rows), rows)
+    found = stored_part(REPEATED, rows)
     chosen = with_retries(found)
     start = found.before_training("pass@16")
     ends = []
@@ -240,24 +227,24 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     prompts = (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)
     visits = [number * last_step(found, chosen) / CUT_SIZE for number in prompts]
     is_kept = found.difference(chosen, PASS_AT_16, names.BATCH).is_higher
-    missing = "" if RECOMMENDED in found.runs else f" ({name_of(RECOMMENDED)} were not run)"
     return (
         f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
         f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
-        f"{f' Do not use one rollout without retries there{missing}.' if is_kept else missing}"
+        f"{' Do not use one rollout without retries there.' if is_kept else ''}"
     )
 
 
 def longer_answers(rows: pd.DataFrame) -> str:
     """Retries with longer answers."""
-    found = stored_part(newest(LONGER, rows), rows)
-    chosen = with_retries(found)
-    accuracy, diversity = end_gains(found, chosen)
-    decided = accuracy.excludes_zero or diversity.excludes_zero
-    length = f"{found.mean(chosen, final('completion_tokens')).mean:.0f} tokens"
+    found = stored_part(LONGER, rows)
+    length = f"{found.mean(RECOMMENDED, final('completion_tokens')).mean:.0f} tokens"
+    accuracy, diversity = (
+        f"{gain.text(sign=True)}{', significant' if gain.excludes_zero else ''}"
+        for gain in end_gains(found, RECOMMENDED)
+    )
     return (
-        f"**Longer answers** ({length}){'' if decided else ' decide nothing yet'}: {name_of(chosen)}, accuracy "
-        f"{accuracy.text(sign=True)}, pass@16 {diversity.text(sign=True)}."
+        f"**Longer answers** ({length}), {name_of(RECOMMENDED)} minus {names.GRPO_4}: accuracy {accuracy}; pass@16 "
+        f"{diversity}."
     )
 
 
@@ -291,13 +278,13 @@ def readme_results(rows: pd.DataFrame, caption: str) -> str:
 
 def verdict(rows: pd.DataFrame) -> str:
     """What to use, in words."""
-    short, repeated, longer = (stored_part(newest(part, rows), rows) for part in (SHORT, REPEATED, LONGER))
+    short, repeated, longer = (stored_part(part, rows) for part in (SHORT, REPEATED, LONGER))
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
         f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
         f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is "
         f"{'; '.join(changes_in_words(repeated))}.",
-        f"**Longer answers**: {name_of(with_retries(longer))}. {in_words(longer, with_retries(longer))}",
+        f"**Longer answers**: {name_of(RECOMMENDED)}. {in_words(longer, RECOMMENDED)}",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -324,7 +311,7 @@ def correction(rows: pd.DataFrame) -> str:
     """What remains of the planned tests after a correction for their number."""
     p_values = planned_p_values(rows)
     kept = [
-        f"{TITLES[part]}, {name_of(method)}, {name} (p = {p_values[part, method, name]:.4f})"
+        f"{SECOND_PLAN[part]}, {name_of(method)}, {name} (p = {p_values[part, method, name]:.4f})"
         for part, method, name in holm(p_values)
     ]
     count = WORDS.get(len(p_values), len(p_values))

@@ -4,23 +4,20 @@ import pandas as pd
 import pytest
 
 from benchmarks import names, verdicts
-from benchmarks.learning import confirmation, language_model
 from benchmarks.statistics import BETTER, SAME, WORSE, holm
 
 from .test_report import RATE, RETRIES, planned
 
 
 PARTS = ("confirmation", "group size", "number of retries", "longer answers", "passes over the data", "paper")
+PARTS += ("repeated problems", "longer answers, 2 retries")  # of the third plan
 ONE, TWO = names.BATCH, names.batch_retries(2)
 
 
-def stored(noise: float = 0.001, third: tuple[str, ...] = (), **gains: dict) -> pd.DataFrame:
-    """
-    All parts of the first two plans, and those in `third`; gains in accuracy and pass@16 over 0.3 and 0.5 by the
-    part's first word and the method.
-    """
+def stored(noise: float = 0.001, **gains: dict) -> pd.DataFrame:
+    """All parts on the pages; gains in accuracy and pass@16 over 0.3 and 0.5 by the part's first word and method."""
     rows = []
-    for part in PARTS + third:
+    for part in PARTS:
         own = {(method, RATE): gain for method, gain in gains.get(part.split()[0], {}).items()}
         rows += planned(part, own, noise)
     return pd.DataFrame(rows)
@@ -79,29 +76,30 @@ def test_families_share_the_gain():
 
 
 def test_a_change_since_the_start_is_said_with_its_significance():
-    gains = {ONE: (0, -0.15), RETRIES: (0, -0.04), names.GRPO_4: (0, -0.08)}
-    text = verdicts.repeated_problems(stored(passes=gains))
+    gains = {ONE: (0, -0.15), TWO: (0, -0.04), RETRIES: (0, -0.04), names.GRPO_4: (0, -0.08)}
+    text = verdicts.repeated_problems(stored(repeated=gains))
     assert "2.3 visits each with GRPO n=4 and 9.4 with one rollout" in text
     assert "0.420 with GRPO n=4 (-0.080±0.000, significant)" in text
-    assert "0.351 with one rollout (-0.149±0.001, significant)" in text
-    assert text.endswith("Do not use one rollout without retries there (2 retries were not run).")
-    without = verdicts.repeated_problems(stored(passes={RETRIES: (0, -0.2)}))
+    assert "0.350 with one rollout (-0.150±0.001, significant)" in text
+    assert "0.460 with 2 retries (-0.040±0.001, significant)" in text
+    assert text.endswith(" Do not use one rollout without retries there.")
+    without = verdicts.repeated_problems(stored(repeated={TWO: (0, -0.2), RETRIES: (0, -0.2)}))
     assert "0.500 with GRPO n=4 (+0.000±0.000)" in without and "Do not use" not in without
 
 
-def test_the_recommended_number_of_retries_takes_the_place_of_the_other():
-    found = verdicts.stored_part("passes over the data", stored())
-    assert verdicts.with_retries(found) == RETRIES
-    found.runs[TWO] = found.runs[RETRIES]
-    assert verdicts.with_retries(found) == TWO
-    for gains, chosen in (((0.0, 0.1), RETRIES), ((-0.1, 0.1), TWO), ((-0.1, 0.0), TWO)):
-        rows = stored(third=("repeated problems",), repeated={RETRIES: gains}, noise=0)
-        assert verdicts.with_retries(verdicts.stored_part("repeated problems", rows)) == chosen
+@pytest.mark.parametrize(
+    ("gains", "chosen"), [((0.0, 0.0), TWO), ((0.0, 0.1), RETRIES), ((-0.1, 0.1), TWO), ((-0.1, 0.0), TWO)]
+)
+def test_three_retries_take_the_place_of_two_if_they_are_better(gains, chosen):
+    rows = stored(repeated={RETRIES: gains}, noise=0)
+    assert verdicts.with_retries(verdicts.stored_part("repeated problems", rows)) == chosen
 
 
-def test_longer_answers_decide_nothing_without_a_significant_difference():
-    assert "decide nothing yet: 3 retries, accuracy +0.0" in verdicts.longer_answers(stored())
-    assert "decide nothing" not in verdicts.longer_answers(stored(longer={RETRIES: (0.05, 0)}))
+def test_longer_answers_are_significant_or_not():
+    text = verdicts.longer_answers(stored())
+    assert "2 retries minus GRPO n=4: accuracy +0.000±0.001; pass@16 +0.000±0.001." in text
+    text = verdicts.longer_answers(stored(longer={TWO: (0.05, 0)}))
+    assert "accuracy +0.050±0.001, significant; pass@16 +0.0" in text
 
 
 def test_secondary_methods_are_marked():
@@ -111,11 +109,11 @@ def test_secondary_methods_are_marked():
 
 
 def test_verdict_in_words():
-    gains = {language_model.SMALL_ROUNDS_3_PROMPTS: (0, 0.1), ONE: (0, -0.1)}
-    first, second, third = verdicts.verdict(stored(passes=gains)).splitlines()
+    gains = {RETRIES: (0, 0.1), ONE: (0, -0.1)}
+    first, second, third = verdicts.verdict(stored(repeated=gains)).splitlines()
     assert first.startswith("- **Rewards of 0 or 1, short answers: 2 retries.** Accuracy: ")
     assert "significantly lower with one rollout;" in second
-    assert "significantly higher with Seq-balance (the default)" in second
+    assert "significantly higher with 3 retries" in second
     assert SAME in third
 
 
@@ -129,33 +127,11 @@ def test_numbers_of_retries_by_two_rules():
     assert "second plan picks 1" in text and text.endswith("in addition, 3 with SmolLM2.")
 
 
-def test_finished_parts_of_the_third_plan_replace_those_on_the_same_task():
-    before = stored(repeated={TWO: (0.05, 0.1)})
-    assert verdicts.tables("longer answers", before) == verdicts.results_table("longer answers", before)
-    rows = stored(third=confirmation.THIRD_PLAN, repeated={TWO: (0.05, 0.1)}, second={TWO: (-0.05, 0)}, noise=0)
-    claim = "0.600 with 2 retries (+0.100±0.000, significant). Do not use one rollout without retries there."
-    assert verdicts.repeated_problems(rows).endswith(claim)
-    assert "decide nothing yet: 2 retries, accuracy +0.000" in verdicts.longer_answers(rows)
+def test_the_second_plan_follows_the_third_on_the_same_task():
+    rows = stored()
+    text = verdicts.tables("longer answers, 2 retries", rows)
+    third, before, second = text.split("\n\n")
+    assert third == verdicts.results_table("longer answers, 2 retries", rows)
+    assert before.endswith("seeds 21 to 23:") and second == verdicts.results_table("longer answers", rows)
     table = verdicts.readme_table(rows)
     assert "problems, repeated (5 seeds; " in table and "|  | 3 retries † |" in table
-    assert f"**Gemma 3 270M**, short answers: 2 retries are {WORSE} the better GRPO" in verdicts.readme_results(
-        rows, ""
-    )
-    assert "Gemma" not in verdicts.readme_results(before, "")
-    again, second_plan = verdicts.tables("passes over the data", rows).split("seeds 21 to 23:\n\n")
-    assert "| 2 retries | 0.350 (**+0.050±0.000**)" in again and "Est (EMA)" in second_plan
-    assert "2 retries" not in second_plan and "**+0.050±0.000**, **+0.100±0.000**" in verdicts.retries_table(rows)
-    assert len(verdicts.planned_p_values(rows)) == 12, "of the second plan only"
-    assert "with Gemma" in verdicts.numbers_by_rule(rows)
-
-
-def test_gains_by_number_of_retries():
-    text = verdicts.retries_table(stored(number={RETRIES: (0.02, -0.02)}))
-    none, one, two, three, seven = (line.split(" | ") for line in text.splitlines()[2:7])
-    assert none[1] == "–" and one[3] == "–" and seven[1] == seven[3] == "–"
-    assert two[2] == "–" and "**+0.02" in three[1] and "**-0.0" in three[1]
-
-
-@pytest.mark.parametrize("write", [verdicts.paper_sentence, verdicts.correction, verdicts.readme_table])
-def test_texts_of_runs_without_any_difference_claim_none(write):
-    assert "significantly" not in write(stored(noise=0))
