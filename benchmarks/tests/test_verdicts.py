@@ -4,20 +4,21 @@ import pandas as pd
 import pytest
 
 from benchmarks import names, verdicts
+from benchmarks.learning.confirmation import PARTS
 from benchmarks.statistics import BETTER, SAME, WORSE, holm
 
 from .test_report import RATE, RETRIES, planned
 
 
-PARTS = ("confirmation", "group size", "number of retries", "longer answers", "passes over the data", "paper")
-PARTS += ("repeated problems", "longer answers, 2 retries")  # of the third plan
+ON_PAGES = ("confirmation", "group size", "number of retries", "longer answers", "passes over the data", "paper")
+ON_PAGES += ("repeated problems", "longer answers, 2 retries")  # of the third plan
 ONE, TWO = names.BATCH, names.batch_retries(2)
 
 
 def stored(noise: float = 0.001, **gains: dict) -> pd.DataFrame:
     """All parts on the pages; gains in accuracy and pass@16 over 0.3 and 0.5 by the part's first word and method."""
     rows = []
-    for part in PARTS:
+    for part in ON_PAGES:
         own = {(method, RATE): gain for method, gain in gains.get(part.split()[0], {}).items()}
         rows += planned(part, own, noise)
     return pd.DataFrame(rows)
@@ -135,3 +136,14 @@ def test_the_second_plan_follows_the_third_on_the_same_task():
     assert before.endswith("seeds 21 to 23:") and second == verdicts.results_table("longer answers", rows)
     table = verdicts.readme_table(rows)
     assert "problems, repeated (5 seeds; " in table and "|  | 3 retries † |" in table
+
+
+def test_the_second_model_family_is_named_when_it_is_finished():
+    assert verdicts.another_model(stored()) == ""
+    part = "second model family"
+    rate = dict(PARTS[part].methods)[TWO]
+    text = verdicts.another_model(pd.DataFrame(planned(part, {(TWO, rate): (0.05, 0)})))
+    assert text.startswith(
+        f"**{PARTS[part].model}**, short answers: 2 retries are {BETTER} the better GRPO in accuracy (+"
+    )
+    assert f"; pass@16: {SAME.removesuffix(' from')} (+0.0" in text
