@@ -180,6 +180,12 @@ def test_an_outlier_is_clipped_however_similar_the_other_rewards_are():
     assert batch_advantages(rollouts_of([0.0, 1e-3, 1e6]), scale="batch")[2] == 1.5
 
 
+def test_scaled_advantages_do_not_depend_on_the_distance_of_the_rewards_from_zero():
+    """The squares of the distant rewards, 1e16, have rounding errors of the size of the variance."""
+    near, far = (batch_advantages(rollouts_of([shift, shift + 1, shift + 3]), scale="batch") for shift in (0.0, 1e8))
+    np.testing.assert_allclose(far, near, rtol=1e-6)
+
+
 @pytest.mark.parametrize("scale", ["none", "batch"])
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, -0.7, 1e-9, 1e6])
 def test_equal_rewards_of_a_batch_have_no_advantage(reward, scale):
