@@ -68,7 +68,7 @@ def test_rollouts_for_a_test_of_an_advantage_function():
     exec(textwrap.dedent(code), {})
     rollouts = Rollouts.of(
         [[[1, 0.5], [0, None]], [[None, None]]],
-        columns={"level": [None, np.int64(2)], "tags": [["a"], ["a", "b"]]},
+        columns={"level": [None, np.int64(2)], "tags": [["a"], ["a", "b"]], "mixed": [1, "a"], "empty": [None] * 2},
         lengths=[[5, 7], [9]],
         attempts=[0, 2],
         threshold=1.2,
@@ -78,7 +78,8 @@ def test_rollouts_for_a_test_of_an_advantage_function():
     assert (rollouts.prompt_N.tolist(), rollouts.draw_N.tolist()) == ([0, 0, 1], [0, 1, 0])
     assert (rollouts.length_N.tolist(), rollouts.attempt_N.tolist()) == ([5, 7, 9], [0, 0, 2])
     assert rollouts.columns["level"].tolist() == pytest.approx([NAN, NAN, 2], nan_ok=True)
-    assert rollouts.columns["tags"].tolist() == [["a"], ["a"], ["a", "b"]]
+    others = {name: rollouts.columns[name].tolist() for name in ("tags", "mixed", "empty")}
+    assert others == {"tags": [["a"], ["a"], ["a", "b"]], "mixed": [1, 1, "a"], "empty": [None] * 3}
     assert len(batch_advantages(rollouts)) == 3
 
 
