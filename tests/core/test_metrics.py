@@ -132,12 +132,13 @@ REWARDS = {
 }
 
 
+@pytest.mark.parametrize("scale", [1, 2.0**10, 2.0**-10])
 @pytest.mark.parametrize("name", REWARDS)
-def test_the_kind_of_rewards_of_several_rollouts_or_of_one_of_each_prompt(name):
+def test_the_kind_of_rewards_of_several_rollouts_or_of_one_of_each_prompt(name, scale):
     """One rollout per prompt cannot tell levels of different prompts from a continuous score."""
     expected, sample = REWARDS[name]
     for seed in range(20):
-        rewards = sample(np.random.default_rng(seed))
+        rewards = scale * sample(np.random.default_rng(seed))
         several = rewards[:128]
         assert kind_of_rewards(several.ravel(), np.repeat(np.arange(128), 4)) == expected.replace(
             "distinct", "comparable"
