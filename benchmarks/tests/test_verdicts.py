@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from benchmarks import names, verdicts
-from benchmarks.learning.confirmation import PARTS
 from benchmarks.statistics import BETTER, SAME, WORSE, holm
 
 from .test_report import RATE, RETRIES, planned
@@ -15,10 +14,13 @@ ON_PAGES += ("repeated problems", "longer answers, 2 retries")  # of the third p
 ONE, TWO = names.BATCH, names.batch_retries(2)
 
 
-def stored(noise: float = 0.001, **gains: dict) -> pd.DataFrame:
-    """All parts on the pages; gains in accuracy and pass@16 over 0.3 and 0.5 by the part's first word and method."""
+def stored(noise: float = 0.001, also: tuple[str, ...] = (), **gains: dict) -> pd.DataFrame:
+    """
+    All parts on the pages, and those in `also`; gains in accuracy and pass@16 over 0.3 and 0.5 by the part's first
+    word and the method.
+    """
     rows = []
-    for part in ON_PAGES:
+    for part in ON_PAGES + also:
         own = {(method, RATE): gain for method, gain in gains.get(part.split()[0], {}).items()}
         rows += planned(part, own, noise)
     return pd.DataFrame(rows)
@@ -129,21 +131,34 @@ def test_numbers_of_retries_by_two_rules():
 
 
 def test_the_second_plan_follows_the_third_on_the_same_task():
-    rows = stored()
-    text = verdicts.tables("longer answers, 2 retries", rows)
-    third, before, second = text.split("\n\n")
-    assert third == verdicts.results_table("longer answers, 2 retries", rows)
-    assert before.endswith("seeds 21 to 23:") and second == verdicts.results_table("longer answers", rows)
+    before = stored(repeated={TWO: (0.05, 0.1)})
+    third, about, second = verdicts.tables("longer answers, 2 retries", before).split("\n\n")
+    assert third == verdicts.results_table("longer answers, 2 retries", before)
+    assert about.endswith("seeds 21 to 23:") and second == verdicts.results_table("longer answers", before)
+    rows = stored(also=("second model family",), repeated={TWO: (0.05, 0.1)}, second={TWO: (-0.05, 0)}, noise=0)
+    claim = "0.600 with 2 retries (+0.100±0.000, significant). Do not use one rollout without retries there."
+    assert verdicts.repeated_problems(rows).endswith(claim)
+    assert "2 retries minus GRPO n=4: accuracy +0.000±0.000; pass@16" in verdicts.longer_answers(rows)
     table = verdicts.readme_table(rows)
     assert "problems, repeated (5 seeds; " in table and "|  | 3 retries † |" in table
-
-
-def test_the_second_model_family_is_named_when_it_is_finished():
-    assert verdicts.another_model(stored()) == ""
-    part = "second model family"
-    rate = dict(PARTS[part].methods)[TWO]
-    text = verdicts.another_model(pd.DataFrame(planned(part, {(TWO, rate): (0.05, 0)})))
-    assert text.startswith(
-        f"**{PARTS[part].model}**, short answers: 2 retries are {BETTER} the better GRPO in accuracy (+"
+    assert f"**Gemma 3 270M**, short answers: 2 retries are {WORSE} the better GRPO" in verdicts.readme_results(
+        rows, ""
     )
-    assert f"; pass@16: {SAME.removesuffix(' from')} (+0.0" in text
+    assert "Gemma" not in verdicts.readme_results(before, "")
+    again, second_plan = verdicts.tables("repeated problems", rows).split("seeds 21 to 23:\n\n")
+    assert "| 2 retries | 0.350 (**+0.050±0.000**)" in again and "Est (EMA)" in second_plan
+    assert "2 retries" not in second_plan and "**+0.050±0.000**, **+0.100±0.000**" in verdicts.retries_table(rows)
+    assert len(verdicts.planned_p_values(rows)) == 12, "of the second plan only"
+    assert "with Gemma" in verdicts.numbers_by_rule(rows)
+
+
+def test_gains_by_number_of_retries():
+    text = verdicts.retries_table(stored(number={RETRIES: (0.02, -0.02)}))
+    none, one, two, three, seven = (line.split(" | ") for line in text.splitlines()[2:7])
+    assert none[1] == "–" and one[3] == "–" and seven[1] == seven[3] == "–"
+    assert two[2] == "–" and "**+0.02" in three[1] and "**-0.0" in three[1]
+
+
+@pytest.mark.parametrize("write", [verdicts.paper_sentence, verdicts.correction, verdicts.readme_table])
+def test_texts_of_runs_without_any_difference_claim_none(write):
+    assert "significantly" not in write(stored(noise=0))
