@@ -197,6 +197,11 @@ def without_object(difference: Interval) -> str:
     return comparison(difference).removesuffix(" than").removesuffix(" from")
 
 
+def with_test(difference: Interval) -> str:
+    """The difference, and whether it is significant."""
+    return f"{difference.text(sign=True)}{', significant' if difference.excludes_zero else ''}"
+
+
 def families(found: Comparison, rows: pd.DataFrame) -> str:
     """In which families of problems the recommended mode gains."""
     part, other = PARTS[SHORT], better_grpo(found, ACCURACY)
@@ -220,10 +225,8 @@ def repeated_problems(rows: pd.DataFrame) -> str:
     start = found.before_training("pass@16")
     ends = []
     for method in (names.GRPO_4, names.BATCH, chosen):
-        change = found.change(method, "pass@16")
-        test = ", significant" if change.excludes_zero else ""
-        end = found.mean(method, PASS_AT_16).mean
-        ends.append(f"{end:.3f} with {name_of(method)} ({change.text(sign=True)}{test})")
+        change = with_test(found.change(method, "pass@16"))
+        ends.append(f"{found.mean(method, PASS_AT_16).mean:.3f} with {name_of(method)} ({change})")
     prompts = (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)
     visits = [number * last_step(found, chosen) / CUT_SIZE for number in prompts]
     is_kept = found.difference(chosen, PASS_AT_16, names.BATCH).is_higher
@@ -238,10 +241,7 @@ def longer_answers(rows: pd.DataFrame) -> str:
     """Retries with longer answers."""
     found = stored_part(LONGER, rows)
     length = f"{found.mean(RECOMMENDED, final('completion_tokens')).mean:.0f} tokens"
-    accuracy, diversity = (
-        f"{gain.text(sign=True)}{', significant' if gain.excludes_zero else ''}"
-        for gain in end_gains(found, RECOMMENDED)
-    )
+    accuracy, diversity = map(with_test, end_gains(found, RECOMMENDED))
     return (
         f"**Longer answers** ({length}), {name_of(RECOMMENDED)} minus {names.GRPO_4}: accuracy {accuracy}; pass@16 "
         f"{diversity}."
