@@ -320,7 +320,7 @@ def imitate(
     """
     in_bfloat16 = model.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     model.float().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)
     rng = random.Random(seed)
     pairs = list(zip(rows["prompt"], rows[column], strict=True))
