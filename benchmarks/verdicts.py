@@ -255,9 +255,9 @@ def another_model(rows: pd.DataFrame) -> str:
         return ""
     accuracy, diversity = against_grpo(found, RECOMMENDED)
     return (
-        f"**{PARTS[FAMILY].model}**, short answers: {name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO "
-        f"in accuracy ({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} "
-        f"({diversity.text(sign=True)})."
+        f"**{PARTS[FAMILY].model}** with a [cut vocabulary](docs/results.md#how-it-was-measured), short answers: "
+        f"{name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO in accuracy "
+        f"({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} ({diversity.text(sign=True)})."
     )
 
 
