@@ -8,10 +8,8 @@ embeddings the probabilities of the other tokens are renormalized, and everythin
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -29,49 +27,43 @@ def parts_of(token: str, ranks: dict[tuple[str, str], int]) -> set[str]:
     return found
 
 
-def cut(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def cut(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> PreTrainedTokenizerFast:
     """
     Remove all tokens from the model that are neither special nor bytes nor needed for `texts`. Returns the tokenizer
     of the new token ids, which splits `texts` as before.
 
     Args:
         model ([`~transformers.PreTrainedModel`]):
-            With tied embeddings; changed in place.
+            With tied embeddings; changed in place, but for the token ids in its configurations (`load_pretrained`).
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
             A fast one with byte-pair encoding and byte fallback.
-        texts (`Iterable[str]`):
+        texts (`list[str]`):
             What is to be encoded.
     """
-    texts = list(texts)
     encoded = tokenizer(texts)["input_ids"]
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     own, special = state["model"], set(tokenizer.all_special_tokens)
     merges = [tuple(pair) for pair in own["merges"]]
-    ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges)))}
-    used = set(tokenizer.convert_ids_to_tokens(sorted({i for ids in encoded for i in ids}))) - special
-    needed = special | set().union(*(parts_of(token, ranks) for token in used))
-    needed |= {token for token in own["vocab"] if token.startswith("<0x")}  # bytes
+    ranks = {pair: rank for rank, pair in enumerate(merges)}
+    used = set(tokenizer.convert_ids_to_tokens(list({i for ids in encoded for i in ids}))) - special
+    in_bytes = {token for token in own["vocab"] if token.startswith("<0x")}
+    needed = special | in_bytes.union(*(parts_of(token, ranks) for token in used))
     kept = sorted((i, token) for token, i in own["vocab"].items() if token in needed)
     own["vocab"] = {token: new for new, (_, token) in enumerate(kept)}
     own["merges"] = [pair for pair in merges if needed.issuperset((*pair, "".join(pair)))]
     added = [token for token in state["added_tokens"] if token["content"] in needed]
     state["added_tokens"] = [token | {"id": own["vocab"][token["content"]]} for token in added]
-    for bound in (state["post_processor"] or {}).get("special_tokens", {}).values():
-        bound["ids"] = [own["vocab"][token] for token in bound["tokens"]]
-    names = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    small = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **names)
+    small = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), **tokenizer.special_tokens_map
+    )
 
-    rows = torch.tensor([i for i, _ in kept])
-    new_id = dict(zip(rows.tolist(), range(len(kept)), strict=True))
+    rows = [i for i, _ in kept]
+    new_id = {i: new for new, i in enumerate(rows)}
     if small(texts)["input_ids"] != [[new_id[i] for i in ids] for ids in encoded]:
         raise ValueError("The texts are split differently without the other tokens.")
     embeddings = model.get_input_embeddings().weight.data[rows]
-    model.resize_token_embeddings(len(kept), mean_resizing=False)
+    model.resize_token_embeddings(len(rows))
     model.get_input_embeddings().weight.data.copy_(embeddings)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
-        for config in (model.config, model.generation_config):
-            if getattr(config, name, None) is not None:
-                setattr(config, name, new_id[getattr(config, name)])
     return small
 
 

@@ -1,8 +1,13 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
-from transformers import PreTrainedTokenizerFast as FastTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedTokenizerFast,
+)
 
 from benchmarks.learning import cut_vocabulary
 from benchmarks.learning.cut_vocabulary import cut
@@ -21,7 +26,7 @@ def gemma():
     backend.train_from_iterator([*TEXTS, "weather and feather", "some others gathered there 567 89"] * 3, trainer)
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     names = {f"{token.strip('<>')}_token": token for token in SPECIAL}
-    tokenizer = FastTokenizer(tokenizer_object=backend, **names)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
     torch.manual_seed(0)
     model = Gemma3ForCausalLM(
         Gemma3TextConfig(
