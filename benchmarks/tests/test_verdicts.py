@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import names, verdicts
+from benchmarks.learning.confirmation import PARTS
 from benchmarks.statistics import BETTER, SAME, WORSE, holm
 
 from .test_report import RATE, RETRIES, planned
@@ -149,6 +150,16 @@ def test_the_second_plan_follows_the_third_on_the_same_task():
     assert "2 retries" not in second_plan and "**+0.050±0.000**, **+0.100±0.000**" in verdicts.retries_table(rows)
     assert len(verdicts.planned_p_values(rows)) == 12, "of the second plan only"
     assert "with Gemma" in verdicts.numbers_by_rule(rows)
+
+
+def test_the_second_model_family_is_named_when_it_is_finished():
+    assert verdicts.another_model(stored()) == ""
+    part = "second model family"
+    rate = dict(PARTS[part].methods)[TWO]
+    text = verdicts.another_model(pd.DataFrame(planned(part, {(TWO, rate): (0.05, 0)})))
+    assert text.startswith(f"**{PARTS[part].model}** with a [cut vocabulary](docs/results.md#how-it-was-measured), ")
+    assert f"short answers: 2 retries are {BETTER} the better GRPO in accuracy (+" in text
+    assert f"; pass@16: {SAME.removesuffix(' from')} (+0.0" in text
 
 
 def test_gains_by_number_of_retries():
