@@ -102,7 +102,7 @@ def read(task_dir: Path, name: str) -> tuple[Dataset, Dataset]:
 
 
 def load(base: Path):
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     make_lm_head_inputs_contiguous(model)
     return model, AutoTokenizer.from_pretrained(base)
 

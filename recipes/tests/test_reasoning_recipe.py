@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 import yaml
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers.processors import TemplateProcessing
 
@@ -223,4 +224,15 @@ def test_the_packaged_model_is_prepared_and_trained(tmp_path):
     trainer = build_trainer(*parse_args([*recipe, "--per_device_train_batch_size=8", "--max_completion_length=8"]))
     trainer.train()
     assert len(logs_of(trainer)) == 3
-    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16, torch.float32}
+    dtypes = {task.fast_dtype(trainer.model.device), torch.float32}  # of the base and of the adapters
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == dtypes
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("AVX512", torch.bfloat16), ("AVX2", torch.float32)])
+def test_the_base_model_has_a_dtype_that_the_cpu_computes_fast(capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    model, computed = tiny_model(), set()
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda layer, given, output: computed.add(output.dtype))
+    rows = Dataset.from_dict({"prompt": ["1 + 1 ="] * 4, "answer": ["2"] * 4})
+    task.imitate(model, tiny_tokenizer(), rows, steps=1, batch_size=2)
+    assert computed == {dtype} == {parameter.dtype for parameter in model.parameters()}
