@@ -43,8 +43,9 @@ def _part_block(name: str, part: Part, rows: pd.DataFrame, with_tables: bool) ->
     found = part_comparison(name, rows)
     if found is None:
         return f"*{name}*: not finished: {_finished_runs(part, rows)} of {len(part.runs)} runs."
+    fewer = f" ({' and '.join(map(str, part.seeds_of_two))}: two methods only)" if part.seeds_of_two else ""
     text = (
-        f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}. Differences are from "
+        f"**{name}**, {part.steps} steps, seeds {part.seeds[0]} to {part.seeds[-1]}{fewer}. Differences are from "
         f"{found.reference}.\n\n"
     )
     columns = measures(found)
@@ -138,9 +139,8 @@ def paper_sentences(found: Comparison) -> str:
 
 
 def better_grpo(found: Comparison, measure: Measure) -> str:
-    """GRPO n=4 or n=8, whichever has the higher mean of those that were run."""
-    grpo = [method for method in (names.GRPO_4, names.GRPO_8) if method in found.runs]
-    return max(grpo, key=lambda method: found.mean(method, measure).mean)
+    """GRPO n=4 or n=8, whichever has the higher mean over the seeds of both."""
+    return names.GRPO_8 if found.difference(names.GRPO_8, measure, names.GRPO_4).mean > 0 else names.GRPO_4
 
 
 def recommended_retries(found: Comparison) -> int | None:

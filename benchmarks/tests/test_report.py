@@ -274,7 +274,7 @@ def test_orders_of_the_longer_run_are_compared_by_seed():
 
 def test_methods_of_the_plan_exist_and_the_order_is_kept():
     assert tuple(PARTS) == FIRST_PLAN + confirmation.SECOND_PLAN + confirmation.THIRD_PLAN
-    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9, 15, 8, 20, 15, 20]
+    assert [len(part.runs) for part in PARTS.values()] == [30, 6, 12, 25, 9, 15, 8, 20, 15, 16]
     runs = {name: part.runs for name, part in PARTS.items()}
     first, second, third = (
         [run for name in plan for run in runs[name]]
@@ -329,7 +329,21 @@ def test_the_number_of_retries_is_that_of_all_seeds():
     pooled = plans.pooled_gain(parts, names.batch_retries(2), ACCURACY)
     assert pooled == pytest.approx(interval([0.03] * 5 + [-0.03] * 5), abs=1e-12)
     unfinished = plans.third_plan_block(pd.DataFrame(rows[:-2]))
-    assert "*second model family*: not finished: 19 of 20 runs." in unfinished and "| Gemma" not in unfinished
+    assert "*second model family*: not finished: 15 of 16 runs." in unfinished and "| Gemma" not in unfinished
+
+
+def test_the_better_grpo_is_that_of_the_seeds_of_both():
+    """The seeds that GRPO n=8 lacks have a worse base model; over its own seeds, GRPO n=4 is the better one."""
+    rows = planned("second model family", {(names.GRPO_8, RATE): (-0.01, 0.0)}, noise=0)
+    rows = [row | {"accuracy": row["accuracy"] - 0.1 * (row["seed"] in (41, 42))} for row in rows]
+    found = plans.stored_part("second model family", pd.DataFrame(rows))
+    assert {method: len(own) for method, own in found.runs.items()} == {
+        names.GRPO_4: 5, names.batch_retries(2): 5, names.GRPO_8: 3, RETRIES: 3
+    }  # fmt: skip
+    assert found.mean(names.GRPO_8, ACCURACY).mean > found.mean(names.GRPO_4, ACCURACY).mean
+    assert plans.better_grpo(found, ACCURACY) == names.GRPO_4
+    text = plans.plan_block(["second model family"], pd.DataFrame(rows))
+    assert text.startswith("**second model family**, 150 steps, seeds 41 to 45 (41 and 42: two methods only).")
 
 
 def test_a_part_may_have_another_rate_for_each_method(monkeypatch):
