@@ -81,8 +81,11 @@ class Part(NamedTuple):
 
     @property
     def runs(self) -> list[Run]:
-        methods = {seed: self.methods[: 2 if seed in self.seeds_of_two else None] for seed in self.seeds}
-        return [Run(method, self.prompt_set, seed, rate) for seed in self.seeds for method, rate in methods[seed]]
+        return [
+            Run(method, self.prompt_set, seed, rate)
+            for seed in self.seeds
+            for method, rate in self.methods[: 2 if seed in self.seeds_of_two else None]
+        ]
 
     @property
     def task_folder(self) -> str:
