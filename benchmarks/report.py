@@ -228,7 +228,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         DOCS / "results.md": {
             "verdict": verdicts.verdict(planned),
             "correction": verdicts.correction(planned),
-            "short": verdicts.results_table(verdicts.SHORT, planned),
+            "short": verdicts.short_tables(planned),
             "number": verdicts.numbers_by_rule(planned),
             "repeated": verdicts.tables(verdicts.REPEATED, planned),
             "longer": verdicts.tables(verdicts.LONGER, planned),

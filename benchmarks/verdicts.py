@@ -76,6 +76,20 @@ def tables(part: str, rows: pd.DataFrame) -> str:
     return f"{results_table(part, rows)}\n\n{before}\n\n{results_table(earlier, rows)}"
 
 
+def short_tables(rows: pd.DataFrame) -> str:
+    """The table of short answers, and after its last run that of the second model family."""
+    table = results_table(SHORT, rows)
+    if part_comparison(FAMILY, rows) is None:
+        return table
+    part = PARTS[FAMILY]
+    about = (
+        f"{part.model} with LoRA, its vocabulary cut to the [2,635 tokens](../benchmarks/README.md#third-plan) that "
+        f"the problems need (102 million parameters), seeds {part.seeds[0]} to {part.seeds[-1]} "
+        f"({' and '.join(map(str, part.seeds_of_two))}: {' and '.join(name_of(m) for m, _ in part.methods[:2])} only):"
+    )
+    return f"{table}\n\n{about}\n\n{results_table(FAMILY, rows)}"
+
+
 def readme_table(rows: pd.DataFrame) -> str:
     """The better GRPO, one rollout, and retries, on the two tasks on which something was decided."""
     lines = []
@@ -255,7 +269,7 @@ def another_model(rows: pd.DataFrame) -> str:
         return ""
     accuracy, diversity = against_grpo(found, RECOMMENDED)
     return (
-        f"**{PARTS[FAMILY].model}** with a [cut vocabulary](docs/results.md#how-it-was-measured), short answers: "
+        f"**{PARTS[FAMILY].model}** with a [cut vocabulary](docs/results.md#short-answers), short answers: "
         f"{name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO in accuracy "
         f"({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} ({diversity.text(sign=True)})."
     )
@@ -286,6 +300,8 @@ def verdict(rows: pd.DataFrame) -> str:
         f"{'; '.join(changes_in_words(repeated))}.",
         f"**Longer answers**: {name_of(RECOMMENDED)}. {in_words(longer, RECOMMENDED)}",
     ]
+    if (family := part_comparison(FAMILY, rows)) is not None:
+        lines.insert(1, f"**The same with {PARTS[FAMILY].model}.** {in_words(family, RECOMMENDED)}")
     return "\n".join(f"- {line}" for line in lines)
 
 

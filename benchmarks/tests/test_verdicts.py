@@ -153,13 +153,20 @@ def test_the_second_plan_follows_the_third_on_the_same_task():
 
 
 def test_the_second_model_family_is_named_when_it_is_finished():
-    assert verdicts.another_model(stored()) == ""
-    part = "second model family"
+    before, part = stored(), "second model family"
+    assert verdicts.another_model(before) == "" and "Gemma" not in verdicts.verdict(before)
+    assert verdicts.short_tables(before) == verdicts.results_table("number of retries", before)
     rate = dict(PARTS[part].methods)[TWO]
-    text = verdicts.another_model(pd.DataFrame(planned(part, {(TWO, rate): (0.05, 0)})))
-    assert text.startswith(f"**{PARTS[part].model}** with a [cut vocabulary](docs/results.md#how-it-was-measured), ")
+    rows = pd.concat([before, pd.DataFrame(planned(part, {(TWO, rate): (0.05, 0)}))])
+    text = verdicts.another_model(rows)
+    assert text.startswith(f"**{PARTS[part].model}** with a [cut vocabulary](docs/results.md#short-answers), ")
     assert f"short answers: 2 retries are {BETTER} the better GRPO in accuracy (+" in text
     assert f"; pass@16: {SAME.removesuffix(' from')} (+0.0" in text
+    _, about, table = verdicts.short_tables(rows).split("\n\n")
+    assert about.endswith("seeds 41 to 45 (41 and 42: GRPO n=4 and 2 retries only):")
+    methods = [line.split(" | ")[0] for line in table.splitlines()[2:]]
+    assert methods == ["| GRPO n=4", "| GRPO n=8", "| 2 retries", "| 3 retries †"]
+    assert f"- **The same with Gemma 3 270M.** Accuracy: {BETTER} the better GRPO; " in verdicts.verdict(rows)
 
 
 def test_gains_by_number_of_retries():
