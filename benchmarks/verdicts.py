@@ -194,10 +194,10 @@ def short_answers(rows: pd.DataFrame) -> str:
     found = stored_part(SHORT, rows)
     accuracy, diversity = against_grpo(found, RECOMMENDED)
     return (
-        f"**Short answers**: {name_of(RECOMMENDED)}, chosen by a rule fixed before the runs, are "
-        f"{comparison(accuracy)} the better GRPO ({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: "
-        f"{accuracy.text(sign=True)}, {corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: "
-        f"{without_object(diversity)} ({diversity.text(sign=True)}). {families(found, rows)}"
+        f"**Short answers**: {name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO "
+        f"({better_grpo(found, ACCURACY).removeprefix('GRPO ')}) in accuracy: {accuracy.text(sign=True)}, "
+        f"{corrected(rows, (SHORT, RECOMMENDED, 'accuracy'))}; pass@16: "
+        f"{without_object(diversity)} ({diversity.text(sign=True)}). {families(found, rows)}{another_model(rows)}"
     )
 
 
@@ -233,21 +233,16 @@ def families(found: Comparison, rows: pd.DataFrame) -> str:
 
 
 def repeated_problems(rows: pd.DataFrame) -> str:
-    """pass@16 of every method against its start, where problems are seen several times."""
+    """What training did to pass@16, where problems are seen several times."""
     found = stored_part(REPEATED, rows)
     chosen = with_retries(found)
-    start = found.before_training("pass@16")
-    ends = []
-    for method in (names.GRPO_4, names.BATCH, chosen):
-        change = with_test(found.change(method, "pass@16"))
-        ends.append(f"{found.mean(method, PASS_AT_16).mean:.3f} with {name_of(method)} ({change})")
     prompts = (PROMPTS_PER_STEP[names.GRPO_4], ROLLOUTS_PER_STEP)
     visits = [number * last_step(found, chosen) / CUT_SIZE for number in prompts]
     is_kept = found.difference(chosen, PASS_AT_16, names.BATCH).is_higher
     return (
-        f"**Repeated problems**, {visits[0]:.1f} visits each with {names.GRPO_4} and {visits[1]:.1f} with one "
-        f"rollout: pass@16 goes from {start:.3f} to {ends[0]}, {ends[1]} and {ends[2]}."
-        f"{' Do not use one rollout without retries there.' if is_kept else ''}"
+        f"**Repeated problems**: {visits[0]:.1f} visits each with {names.GRPO_4}, {visits[1]:.1f} with one rollout. "
+        f"{changes_in_words(found)}"
+        f"{' Use retries there.' if is_kept else ''}"
     )
 
 
@@ -267,18 +262,17 @@ def another_model(rows: pd.DataFrame) -> str:
     found = part_comparison(FAMILY, rows)
     if found is None:
         return ""
-    accuracy, diversity = against_grpo(found, RECOMMENDED)
+    accuracy, diversity = map(with_test, against_grpo(found, RECOMMENDED))
     return (
-        f"**{PARTS[FAMILY].model}** with a [cut vocabulary](docs/results.md#short-answers), short answers: "
-        f"{name_of(RECOMMENDED)} are {comparison(accuracy)} the better GRPO in accuracy "
-        f"({accuracy.text(sign=True)}); pass@16: {without_object(diversity)} ({diversity.text(sign=True)})."
+        f" With [{PARTS[FAMILY].model}](docs/results.md#short-answers), vocabulary cut: accuracy {accuracy}; pass@16 "
+        f"{diversity}."
     )
 
 
 def readme_results(rows: pd.DataFrame, caption: str) -> str:
     """The reason, the three results, the table, and the figure with its caption."""
-    writers = (why, short_answers, another_model, repeated_problems, longer_answers)
-    sentences = "\n".join(f"- {text}" for write in writers if (text := write(rows)))
+    writers = (why, short_answers, repeated_problems, longer_answers)
+    sentences = "\n".join(f"- {write(rows)}" for write in writers)
     note = (
         f"*{MODEL}, equal tokens; n: rollouts per prompt. In parentheses: minus the better GRPO, 95% interval over "
         f"training seeds only (bold: excludes 0). {SECONDARY}: no endpoint of the "
@@ -296,8 +290,7 @@ def verdict(rows: pd.DataFrame) -> str:
     lines = [
         f"**Rewards of 0 or 1, short answers: {name_of(RECOMMENDED)}.** {in_words(short, RECOMMENDED)}",
         f"**Few problems, many passes: {name_of(with_retries(repeated))}.** "
-        f"{in_words(repeated, with_retries(repeated))} After training, pass@16 is "
-        f"{'; '.join(changes_in_words(repeated))}.",
+        f"{in_words(repeated, with_retries(repeated))} {changes_in_words(repeated)}",
         f"**Longer answers**: {name_of(RECOMMENDED)}. {in_words(longer, RECOMMENDED)}",
     ]
     if (family := part_comparison(FAMILY, rows)) is not None:
@@ -310,8 +303,8 @@ def in_words(found: Comparison, method: str) -> str:
     return f"Accuracy: {comparison(accuracy)} the better GRPO; pass@16: {without_object(diversity)}."
 
 
-def changes_in_words(found: Comparison) -> list[str]:
-    """The methods by what training did to their pass@16."""
+def changes_in_words(found: Comparison) -> str:
+    """A sentence on the methods by what training did to their pass@16."""
     groups: dict[str, list[str]] = {}
     for method in ordered(found):
         groups.setdefault(comparison(found.change(method, "pass@16")), []).append(name_of(method))
@@ -320,7 +313,8 @@ def changes_in_words(found: Comparison) -> list[str]:
         BETTER: "significantly higher with",
         SAME: "not significantly changed with",
     }
-    return [f"{title} {', '.join(groups[words])}" for words, title in titles.items() if words in groups]
+    changes = [f"{title} {', '.join(groups[words])}" for words, title in titles.items() if words in groups]
+    return f"After training, pass@16 is {'; '.join(changes)}."
 
 
 def correction(rows: pd.DataFrame) -> str:
