@@ -69,8 +69,8 @@ test-reasoning: .venv/reasoning
 	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) recipes/tests/test_reasoning_recipe.py tests/project/test_notebooks.py -k "reasoning or colab"
 
 test-vllm: .venv-vllm/installed
-	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) tests/server \
-		$(foreach stage,right fast rounds,"benchmarks/tests/test_gpu.py::test_every_stage_runs_on_a_cpu[$(stage)]")
+	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) \
+		$(foreach stage,right fast rounds,"benchmarks/tests/test_gpu.py::test_every_stage_runs_on_a_cpu[$(stage)]") tests/server
 
 lint: .venv/installed
 	$(BIN)/ruff check .

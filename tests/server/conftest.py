@@ -2,9 +2,11 @@
 
 import asyncio
 import importlib.util
+import os
 import threading
 
 import pytest
+from filelock import FileLock
 
 from ada_trl.sampling.asynchronous import AsyncVLLMSampler
 from recipes.arithmetic.task import prepare
@@ -45,8 +47,11 @@ def nothing_left(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def task_dir(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("arithmetic")
-    prepare(directory, num_train=32, num_test=8)
+    """The base model and its data, one for the processes of xdist, because its training takes a minute."""
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "arithmetic"
+    with FileLock(f"{directory}.lock"):
+        prepare(directory, num_train=32, num_test=8)  # the second process finds the model
     return directory
 
 

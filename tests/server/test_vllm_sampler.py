@@ -3,20 +3,18 @@
 import json
 
 from ada_trl.recipes.math.evaluate import EvaluateArguments, run
-from recipes.arithmetic.task import prepare
 
 
 OPTIONS = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 
 
-def test_vllm_and_transformers_agree(tmp_path):
+def test_vllm_and_transformers_agree(task_dir, tmp_path):
     """Pass rates differ by at most 4 standard errors: 20 problems, 32 completions each."""
-    prepare(tmp_path, num_train=32, num_test=8)
     averages = {}
     for backend, options in (("vllm", OPTIONS), ("transformers", {"dtype": "float32"})):
         args = EvaluateArguments(
-            models=[str(tmp_path / "base")],
-            datasets=[str(tmp_path / "data" / "train.jsonl")],
+            models=[str(task_dir / "base")],
+            datasets=[str(task_dir / "data" / "train.jsonl")],
             output_dir=str(tmp_path / backend),
             backend=backend,
             model_kwargs=json.dumps(options),
