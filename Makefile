@@ -68,6 +68,8 @@ test-all: test test-slow
 test-reasoning: .venv/reasoning
 	$(ENVIRONMENT) $(BIN)/python -m pytest $(PARALLEL) recipes/tests/test_reasoning_recipe.py tests/project/test_notebooks.py -k "reasoning or colab"
 
+# vLLM's server starts its worker in the engine's process then, as it does on one GPU: 42 instead of 63 seconds per start.
+test-vllm: ENVIRONMENT += VLLM_ENABLE_V1_MULTIPROCESSING=0
 test-vllm: .venv-vllm/installed
 	$(ENVIRONMENT) $(VLLM_BIN)/python -m pytest $(PARALLEL) \
 		$(foreach stage,right fast rounds,"benchmarks/tests/test_gpu.py::test_every_stage_runs_on_a_cpu[$(stage)]") tests/server
